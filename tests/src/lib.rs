@@ -11,6 +11,7 @@ pub mod frontend;
 pub mod guest;
 pub mod handover;
 pub mod hostile_backend;
+pub mod manager;
 pub mod meter;
 pub mod page_server;
 pub mod qcow2;

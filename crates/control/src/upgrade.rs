@@ -33,6 +33,9 @@ pub struct Upgrade {
     /// The longest time that requests in flight have to complete.
     #[serde(default = "default_drain", deserialize_with = "drain")]
     pub drain: Duration,
+    /// The caller only keeps the devices for a process that comes later.
+    #[serde(default)]
+    pub store: bool,
 }
 
 /// A process that takes over.

@@ -15,12 +15,16 @@
 //! If anything fails before the last step, the old process goes on with what it has: it has given duplicates.
 //! The new one must end without destructors then ([`take_over`]), because some would remove names or write
 //! images that the old one still uses.
+//!
+//! At a restart, no process waits. [`shelve`] is a new end that keeps the records and descriptors in the
+//! descriptor store of a service manager, and [`take_shelved`] serves them from there.
 
 mod config;
 mod fault;
 mod new;
 mod old;
 mod passing;
+mod shelve;
 
 use std::time::Duration;
 
@@ -28,14 +32,17 @@ use super::config::DeviceConfig;
 use super::socket::PassedListener;
 #[cfg(debug_assertions)]
 pub use fault::{End, StepHook, set_step_hook};
-pub use new::{TakenOver, take_over};
+pub use new::{TakenOver, take_over, take_shelved};
 pub use old::{Given, hand_over};
+pub use shelve::shelve;
 
 /// The longest time that one process waits for the other one before the pause. The new one opens images and
 /// may look up names in it. That one waits as long in the pause, whose length the old one decides.
 const PREPARE_WAIT: Duration = Duration::from_secs(60);
 /// The longest time that the old process waits for the new one in the pause.
 const PAUSE_WAIT: Duration = Duration::from_secs(1);
+/// The longest time that a process waits for a store. The service manager has 5 s for its answer.
+const STORE_WAIT: Duration = Duration::from_secs(10);
 
 /// The name of the number of upgrades in a plan.
 const UPGRADES: &str = "upgrades";

@@ -88,10 +88,10 @@ pub use error::{
     AddError, CaptureError, DrainError, FindError, RemoveError, ResizeError, ServeError, SetError,
 };
 pub use freeze::{BeingUpgraded, Change, Freeze, FreezeError};
-pub use hand_over::{Beside, Given, TakenOver, hand_over, take_over};
+pub use hand_over::{Beside, Given, TakenOver, hand_over, shelve, take_over, take_shelved};
 #[cfg(debug_assertions)]
 pub use hand_over::{End, StepHook, set_step_hook};
-pub use kickless_handover::{FORMATS, common as common_format};
+pub use kickless_handover::{FORMATS, Shelved, common as common_format};
 pub use registry::{AddOutcome, OpenDevice, Registry, Removal, RemoveMode};
 pub use reload::{Failed, Reloaded, RestartNeeded, UsedDevices, reload};
 pub use sentence::sentence;

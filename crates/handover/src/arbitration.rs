@@ -43,7 +43,14 @@ pub enum Decision {
 /// The channel after the new process has taken over. Its end tells the new process that this one has ended.
 #[derive(Debug)]
 pub struct HandedOver {
-    _channel: OwnedFd,
+    channel: OwnedFd,
+}
+
+impl HandedOver {
+    /// Waits until the new process lets this one end, or has ended ([`Taken::release`]).
+    pub fn wait_for_release(&self, deadline: Instant) {
+        wait_for_end(&self.channel, deadline);
+    }
 }
 
 /// The right to serve what an old process served. Only [`NewEnd::take`](crate::NewEnd::take) returns it.
@@ -62,19 +69,31 @@ impl Taken {
         Ok(Self { channel: socket.fd })
     }
 
+    /// Lets the old process end. Until then it waits for a moment, so that a service manager can be told of
+    /// this process first.
+    pub fn release(&self) {
+        // If this fails, the old process ends later.
+        let _ = shutdown(&self.channel, Shutdown::Write);
+    }
+
     /// Waits until the old process has ended. Returns `false` if it has not done so in time.
     pub fn wait_for_end(&self, deadline: Instant) -> bool {
-        loop {
-            match recv(&self.channel, &mut [0; HEAD_LEN][..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return true,
-                // Nothing that it still says matters.
-                Ok(_) | Err(Errno::INTR | Errno::CONNRESET) => {}
-                Err(_) if wait(&self.channel, PollFlags::IN, deadline).is_err() => return false,
-                Err(_) => {}
-            }
-            if Instant::now() >= deadline {
-                return false;
-            }
+        wait_for_end(&self.channel, deadline)
+    }
+}
+
+/// Waits until the other process sends nothing any more. Returns `false` if it still can at the deadline.
+fn wait_for_end(channel: &OwnedFd, deadline: Instant) -> bool {
+    loop {
+        match recv(channel, &mut [0; HEAD_LEN][..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return true,
+            // Nothing that it still says matters.
+            Ok(_) | Err(Errno::INTR | Errno::CONNRESET) => {}
+            Err(_) if wait(channel, PollFlags::IN, deadline).is_err() => return false,
+            Err(_) => {}
+        }
+        if Instant::now() >= deadline {
+            return false;
         }
     }
 }
@@ -82,13 +101,13 @@ impl Taken {
 /// Waits for the new process to serve, until `deadline`. Returns when it is certain which process does.
 pub(crate) fn decide(mut socket: Socket, deadline: Instant) -> Decision {
     let why = match first(&socket.fd, deadline) {
-        Ok(()) => return Decision::Taken(HandedOver { _channel: socket.fd }),
+        Ok(()) => return Decision::Taken(HandedOver { channel: socket.fd }),
         Err(why) => why,
     };
     // If this fails, the queue has no end before that of the new process, which is waited for below.
     let _ = shutdown(&socket.fd, Shutdown::Read);
     if is_taken_at_last(&socket.fd) {
-        return Decision::Taken(HandedOver { _channel: socket.fd });
+        return Decision::Taken(HandedOver { channel: socket.fd });
     }
     socket.refuse(&match &why {
         Error::TimedOut => "this process has not taken over in time".to_owned(),

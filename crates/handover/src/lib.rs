@@ -58,8 +58,10 @@ mod message;
 mod new_end;
 mod old_end;
 mod order;
+mod parcel;
 mod parts;
 mod record;
+mod shelf;
 mod socket;
 
 pub use arbitration::{Decision, HandedOver, Taken};
@@ -69,3 +71,4 @@ pub use new_end::{FromOld, NewEnd};
 pub use old_end::OldEnd;
 pub use parts::{Amounts, Checked, Fd, Part, Span};
 pub use record::{Given, Giving, Record};
+pub use shelf::{Shelf, Shelved};

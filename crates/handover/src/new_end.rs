@@ -2,12 +2,12 @@
 
 use crate::arbitration::Taken;
 use crate::error::Error;
-use crate::memory;
-use crate::message::{Head, IN_MEMORY, Kind};
+use crate::message::{Head, Kind};
 use crate::order::Order;
-use crate::record::{FDS_MAX, Record};
-use crate::socket::{FDS_IN_MESSAGE, Message, Socket};
-use std::os::fd::{AsFd, OwnedFd};
+use crate::parcel::Arriving;
+use crate::record::Record;
+use crate::socket::{Message, Socket};
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 /// The end of the process that takes over. When it is dropped before [`NewEnd::take`], the old process goes
@@ -108,32 +108,12 @@ impl NewEnd {
 
     /// Returns the record of a message. Receives its other descriptors.
     fn record(&mut self, message: Message, deadline: Instant) -> Result<Record, Error> {
-        const MISCOUNTED: Error = Error::Message("other descriptors than it says");
-        let Message { head, body, mut fds } = message;
-        let expected = usize::from(head.fds);
-        // The first one may be the memory of the record.
-        if expected > FDS_MAX + 1 {
-            return Err(Error::TooManyDescriptors(expected));
+        let number = message.head.number;
+        let mut arriving = Arriving::new(message)?;
+        while !arriving.is_complete() {
+            self.socket.send(Head::new(Kind::Got, number), &[], &[], deadline)?;
+            arriving.add(self.socket.receive(deadline)?)?;
         }
-        if fds.len() != expected.min(FDS_IN_MESSAGE) {
-            return Err(MISCOUNTED);
-        }
-        while fds.len() < expected {
-            self.socket.send(Head::new(Kind::Got, head.number), &[], &[], deadline)?;
-            let more = self.socket.receive(deadline)?;
-            if more.head.kind != Kind::More || more.head.number != head.number {
-                return Err(more.head.kind.out_of_order());
-            }
-            if more.fds.len() != FDS_IN_MESSAGE.min(expected - fds.len()) {
-                return Err(MISCOUNTED);
-            }
-            fds.extend(more.fds);
-        }
-        if head.len != IN_MEMORY {
-            return Ok(Record { text: body, bytes: Vec::new(), fds });
-        }
-        let bytes = memory::read(fds.first().ok_or(MISCOUNTED)?.as_fd())?;
-        fds.remove(0);
-        Record::from_bytes(bytes, fds)
+        arriving.record()
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::arbitration::{Decision, decide};
 use crate::error::Error;
-use crate::memory;
-use crate::message::{BODY_MAX, Head, IN_MEMORY, Kind};
+use crate::message::{Head, Kind};
+use crate::parcel::Parcel;
 use crate::record::Record;
-use crate::socket::{FDS_IN_MESSAGE, Socket};
+use crate::socket::Socket;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
@@ -74,20 +74,12 @@ impl OldEnd {
     }
 
     fn send(&mut self, kind: Kind, number: u32, record: Record, deadline: Instant) -> Result<(), Error> {
-        let is_short = record.bytes.is_empty() && record.text.len() <= BODY_MAX;
-        let memory = if is_short { None } else { Some(memory::seal(&record.to_bytes())?) };
-        let (body, len) =
-            if is_short { (&record.text[..], record.text.len() as u32) } else { (&[][..], IN_MEMORY) };
-        let fds: Vec<OwnedFd> = memory.into_iter().chain(record.fds).collect();
-        let mut messages = fds.chunks(FDS_IN_MESSAGE);
-        let first = messages.next().unwrap_or_default();
-        // A record has at most `record::FDS_MAX` descriptors.
-        let head = Head { kind, fds: fds.len() as u16, number, len };
-        self.socket.send(head, body, first, deadline)?;
-        for more in messages {
-            self.answer(Kind::Got, number, deadline)?;
-            let head = Head { fds: more.len() as u16, ..Head::new(Kind::More, number) };
-            self.socket.send(head, &[], more, deadline)?;
+        let parcel = Parcel::of(record)?;
+        for message in parcel.messages(kind, number) {
+            if message.head.kind == Kind::More {
+                self.answer(Kind::Got, number, deadline)?;
+            }
+            self.socket.send(message.head, message.body, message.fds, deadline)?;
         }
         Ok(())
     }

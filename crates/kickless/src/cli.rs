@@ -22,7 +22,7 @@ use kickless_daemon::{KindConfig, KindEntry, Mistake, Notation, Words, removed_o
 use kickless_kinds::kinds;
 
 use crate::service::Service;
-pub(crate) use control::{ControlOptions, Ctl, Metrics, Top, runtime_directories};
+pub(crate) use control::{ControlOptions, ControlPath, Ctl, Metrics, Top, runtime_directories};
 use device::DeviceOptions;
 pub(crate) use sandbox::SandboxOptions;
 pub(crate) use upgrade::UpgradeOptions;
@@ -120,6 +120,9 @@ enum OtherCommand {
     Ctl(Ctl),
     /// Print the counters of a running daemon as OpenMetrics text, or serve them to Prometheus
     Metrics(Metrics),
+    /// Put the devices of a running daemon into the descriptor store of systemd for the next process, and end
+    /// the daemon. For ExecStop= of its unit
+    Store(ControlPath),
     /// Show what the workers and the devices of a running daemon do
     Top(Top),
     /// Measure back-ends under load
@@ -196,6 +199,8 @@ pub(crate) enum Work {
     Metrics(Metrics),
     /// Show what a daemon does.
     Top(Top),
+    /// Put the devices of a daemon into the store of the service manager.
+    Store(ControlPath),
     /// Measure back-ends.
     Bench(Box<Bench>),
     /// Write the manual pages into this directory.
@@ -224,7 +229,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
         return Ok(Invocation::Print(format!("{}\n", kind.capabilities())));
     }
     let usual = kinds.commands().next().map(KindEntry::words);
-    let others = ["bench", "serve", "ctl", "metrics", "top"].into_iter().find(|part| is_part(part));
+    let others = ["bench", "serve", "ctl", "metrics", "top", "store"].into_iter().find(|part| is_part(part));
     let part =
         others.or(kind.map(|kind| kind.words().name)).or(usual.map(|usual| usual.name)).unwrap_or_default();
     let key = usual.map_or("", |usual| usual.key);
@@ -273,6 +278,7 @@ impl OtherCommand {
             OtherCommand::Ctl(ctl) => Ok(Work::Ctl(ctl)),
             OtherCommand::Metrics(metrics) => Ok(Work::Metrics(metrics)),
             OtherCommand::Top(top) => Ok(Work::Top(top)),
+            OtherCommand::Store(control) => Ok(Work::Store(control)),
             OtherCommand::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
             OtherCommand::Man { directory } => Ok(Work::Man(directory)),
         }

@@ -1,8 +1,8 @@
 //! The inherited socket of `--fd`, and the descriptors that options of devices name by their numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::{env, fs, process};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use kickless_daemon::Endpoint;
@@ -42,6 +42,25 @@ impl Noted {
         // functions below take it only after the helpers are made.
         self.0.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect()
     }
+}
+
+/// Takes ownership of the descriptors that the service manager has passed, and that `is_wanted` wants by
+/// their names. They are not inherited any more.
+pub(crate) fn of_manager(noted: &mut Noted, is_wanted: impl Fn(&str) -> bool) -> Vec<OwnedFd> {
+    let variable = |name| env::var(name).unwrap_or_default();
+    if variable("LISTEN_PID").parse() != Ok(process::id()) {
+        return Vec::new();
+    }
+    let count = variable("LISTEN_FDS").parse().unwrap_or_default();
+    let names = variable("LISTEN_FDNAMES");
+    let wanted = (FIRST..).zip(names.split(':')).take(count).filter(|(_, name)| is_wanted(name));
+    let fds: Vec<_> = wanted.filter_map(|(fd, _)| adopt(noted, fd).ok().map(|owned| (fd, owned))).collect();
+    fds.into_iter()
+        .map(|(fd, owned)| {
+            noted.0.remove(&fd);
+            owned
+        })
+        .collect()
 }
 
 /// Takes ownership of the inherited socket with the number `fd`.

@@ -16,12 +16,14 @@ mod exit;
 mod inherited;
 mod log;
 mod metrics;
+mod notify;
 mod reload;
 mod replace;
 mod sandbox;
 mod serve;
 mod service;
 mod signals;
+mod store;
 #[cfg(test)]
 mod testing;
 mod top;
@@ -35,10 +37,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use cli::{Invocation, Work};
+use kickless_daemon::Shelved;
 use rustix::process::geteuid;
 use serve::Start;
 use service::Service;
-use upgrade::Upgrade;
+use upgrade::{Upgrade, background};
 
 /// The exit status of a wrong command line. That of all other errors is 1.
 const EXIT_USAGE: u8 = 2;
@@ -51,12 +54,23 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    if matches!(&invocation, Invocation::Run { work: Work::ServeFile { upgrade, .. }, .. } if upgrade.background)
+    {
+        match background::enter() {
+            Ok(None) => {}
+            Ok(Some(status)) => return status,
+            Err(error) => {
+                log::print_sentence(&kickless_daemon::sentence(&*error));
+                return ExitCode::FAILURE;
+            }
+        }
+    }
     let outcome = match invocation {
         Invocation::Print(text) => print(&text),
         Invocation::Run { log_level, work } => run(&log_level, work),
     };
     if let Err(error) = &outcome {
-        log::print_sentence(&kickless_daemon::sentence(&**error));
+        background::fail(&kickless_daemon::sentence(&**error));
     }
     log::end();
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -77,6 +91,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
         }
         Work::Ctl(ctl) => log().and_then(|()| ctl::call(&ctl, print)),
         Work::Metrics(options) => metrics::metrics(&options, log, print),
+        Work::Store(control) => log().and_then(|()| store::put(&control.path())),
         Work::Top(options) => log().and_then(|()| top::top(&options, print)),
         Work::Bench(bench) => {
             // The benchmark reports errors of the driver in its result, so the log leaves them out.
@@ -90,7 +105,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
 
 /// Serves devices. The first thread of the process is made after it has lost its rights.
 fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -> Result<()> {
-    let noted = inherited::note();
+    let mut noted = inherited::note();
     exit::exit_on_panic(kickless_disk::catches_panic);
     let service = service()?;
     service.check()?;
@@ -100,8 +115,15 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     #[cfg(debug_assertions)]
     attack::prepare().and_then(|()| upgrade::fault::prepare())?;
     let (upgrade, user) = (Upgrade::connect(&service.upgrade)?, geteuid().as_raw());
-    let of_this_process: Vec<_> = upgrade.iter().flat_map(Upgrade::fds).chain(noted.fds()).collect();
+    // The last step before the process loses its rights: an end after this one loses what was stored.
+    let shelved = if service.file.is_some() { store::take(&mut noted) } else { None };
+    let of_this_process: Vec<_> = upgrade
+        .iter()
+        .flat_map(Upgrade::fds)
+        .chain(noted.fds())
+        .chain(shelved.iter().flat_map(Shelved::fds))
+        .collect();
     let sandbox = sandbox::enter(&service, &of_this_process)?;
     log::start("", log_level)?;
-    serve::serve(service, Start { noted, sandbox, upgrade, user })
+    serve::serve(service, Start { noted, sandbox, upgrade, shelved, user })
 }

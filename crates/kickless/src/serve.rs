@@ -10,7 +10,7 @@ use std::{mem, thread};
 use anyhow::{Context, Result, anyhow};
 use kickless_daemon::{
     AddError, Beside, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, Notation, OpenDevice,
-    Registry, TakenOver, sentence,
+    Registry, Shelved, TakenOver, sentence, take_shelved,
 };
 use kickless_io::Waker;
 use kickless_memory::fault;
@@ -27,7 +27,7 @@ use crate::sandbox::{self, Sandbox};
 use crate::service::Service;
 use crate::signals::Signals;
 use crate::uevents::Resizes;
-use crate::upgrade::{HandOver, Upgrade, UpgradeEnd};
+use crate::upgrade::{HandOver, Upgrade, UpgradeEnd, background};
 use crate::{control, exit, inherited, log, wire};
 
 /// The longest time that a report of many devices waits for room in the log.
@@ -42,6 +42,8 @@ pub(crate) struct Start {
     pub(crate) sandbox: Option<Sandbox>,
     /// The daemon to take over from.
     pub(crate) upgrade: Option<Upgrade>,
+    /// The devices that the process before has left in the store of the service manager.
+    pub(crate) shelved: Option<Shelved>,
     /// The user of the process.
     pub(crate) user: u32,
 }
@@ -54,6 +56,8 @@ struct Opening {
     endpoint: Option<Endpoint>,
     /// The daemon that has them open.
     upgrade: Option<Upgrade>,
+    /// The devices that the process before has left.
+    shelved: Option<Shelved>,
 }
 
 /// Serves all devices until a signal arrives, or until all devices have ended. A device on an inherited
@@ -62,7 +66,7 @@ struct Opening {
 /// # Errors
 /// The devices cannot be served, or one of them failed. The error is one sentence.
 pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
-    let Start { noted, mut sandbox, upgrade, user } = start;
+    let Start { noted, mut sandbox, upgrade, shelved, user } = start;
     let endpoint = service.fd.map(|fd| inherited::endpoint(&noted, fd)).transpose()?;
     let of_devices = inherited::of_devices(&noted, &service)?;
     if let Some(sandbox) = &mut sandbox {
@@ -76,7 +80,7 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
     let asked_to_stop = Waker::new().context("no free descriptor to wait with")?;
     let wait = UnixStream::pair().context("no free descriptor to wait with")?;
     let notation = service.notation;
-    let registry = wire::registry(&service, of_devices)?;
+    let registry = wire::registry(&service, of_devices, shelved.is_some())?;
     let (pool, workers) = wire::pool(&service.pool, registry.devices_max(), notation)?;
     registry.set_pool(pool);
     registry.set_pool_config(service.pool.clone());
@@ -84,7 +88,7 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
     crate::attack::start()?;
     // From here on, the process reads what images, servers and front-ends contain and send.
     let refusals = sandbox.as_mut().map(Sandbox::lock).transpose()?.flatten();
-    let opening = Opening { registry: Arc::new(registry), service, endpoint, upgrade };
+    let opening = Opening { registry: Arc::new(registry), service, endpoint, upgrade, shelved };
     let Opened { registry, devices: opened, service } = open(opening, wait, &signals)?;
     if let Some(sandbox) = &sandbox {
         sandbox.report();
@@ -215,7 +219,7 @@ enum OpenDevices {
 }
 
 fn open_all(opening: Opening) -> Result<Opened> {
-    let Opening { registry, service, mut endpoint, upgrade } = opening;
+    let Opening { registry, service, mut endpoint, upgrade, shelved } = opening;
     if let Some(upgrade) = upgrade {
         let mut sockets = control::Sockets::default();
         let mut bind = |beside: &Beside| -> Result<(), String> {
@@ -227,10 +231,18 @@ fn open_all(opening: Opening) -> Result<Opened> {
             // No other process knows these.
             drop(mem::take(&mut sockets));
             // Other destructors would remove names that the other process serves.
-            log::print_sentence(&sentence(&*error));
+            background::fail(&sentence(&*error));
             exit::exit_now(1)
         });
         return Ok(Opened { registry, devices: OpenDevices::TakenOver(taken, sockets), service });
+    }
+    match shelved.map(|shelved| take_shelved(&registry, shelved)) {
+        Some(Ok(taken)) => {
+            let sockets = control::bind_missing(&service.control, &taken.beside.control)?;
+            return Ok(Opened { registry, devices: OpenDevices::TakenOver(taken, sockets), service });
+        }
+        Some(Err(why)) => warn!("what the process before has left in the store cannot be used: {why}"),
+        None => {}
     }
     let (mut devices, mut unavailable) = (Vec::with_capacity(service.devices.len()), Vec::new());
     for config in &service.devices {

@@ -11,12 +11,12 @@ use tracing::info;
 use crate::service::Service;
 
 /// Makes a registry for the devices of a service. They can use the descriptors that the program inherited for
-/// them.
+/// them. `has_others`: devices come that the service does not name.
 ///
 /// # Errors
 /// The process has no free descriptor.
-pub(crate) fn registry(service: &Service, inherited: Descriptors) -> Result<Registry> {
-    let has_any = service.control.is_on() || service.upgrade.upgrade_from.is_some();
+pub(crate) fn registry(service: &Service, inherited: Descriptors, has_others: bool) -> Result<Registry> {
+    let has_any = has_others || service.control.is_on() || service.upgrade.upgrade_from.is_some();
     let devices_max = if has_any { OWNERS_MAX as usize } else { service.devices.len() };
     Registry::with_inherited(devices_max, kickless_kinds::kinds(), inherited)
         .context("no free descriptor to wait with")

@@ -63,6 +63,6 @@ pub use error::{Error, Lack};
 pub use landlock::{Access, Ruleset, Tcp, abi as landlock_abi, place};
 pub use lockdown::{lock, restrict};
 pub use mode::{Mode, UnknownMode};
-pub use process::{Child, Ended, fork};
+pub use process::{Child, Ended, Side, detach, fork};
 pub use profile::{Condition, DATA, DATA_WITH_RBD, EXPORTER, OPENER, Profile, Row, Stray, Test};
 pub use trap::{Refusal, Refusals};

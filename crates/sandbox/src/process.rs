@@ -10,7 +10,7 @@ use std::panic::{self, PanicHookInfo};
 
 use libc::c_int;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, set_parent_process_death_signal, waitid,
+    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, set_parent_process_death_signal, setsid, waitid,
 };
 use rustix::thread::set_name;
 
@@ -66,6 +66,48 @@ pub fn fork(
             exit(run())
         }
         pid => Ok(Child { pid: Pid::from_raw(pid).ok_or(Error::Fork(io::ErrorKind::Other.into()))? }),
+    }
+}
+
+/// The process that [`detach`] has returned in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one that called.
+    Caller,
+    /// A copy of it that is no child of the caller, and has no terminal.
+    Copy,
+}
+
+/// Makes a copy of this process that outlives it. Both go on from here, with the same descriptors.
+///
+/// The parent of the copy is the first process, or the nearest reaper of orphans. A service manager
+/// supervises it like a child of its own.
+///
+/// # Errors
+/// This process has another thread, whose locks would stay locked in the new process, or the kernel makes
+/// none.
+pub fn detach() -> Result<Side, Error> {
+    check_only_thread()?;
+    // SAFETY: this process has no other thread, so no lock of the C library or of ours is held in the copy.
+    match unsafe { libc::fork() } {
+        -1 => Err(Error::Fork(io::Error::last_os_error())),
+        0 => {
+            // It leads no session, so this cannot fail. Otherwise the copy keeps the terminal.
+            let _ = setsid();
+            // SAFETY: as above. The copy has the thread that called only.
+            match unsafe { libc::fork() } {
+                -1 => exit(1),
+                0 => Ok(Side::Copy),
+                _ => exit(0),
+            }
+        }
+        pid => {
+            let between = Child { pid: Pid::from_raw(pid).ok_or(Error::Fork(io::ErrorKind::Other.into()))? };
+            match between.wait() {
+                Ok(Ended::Exited(0)) => Ok(Side::Caller),
+                _ => Err(Error::Fork(io::ErrorKind::OutOfMemory.into())),
+            }
+        }
     }
 }
 

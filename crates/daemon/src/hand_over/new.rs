@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use kickless_device::Handed;
 use kickless_handover::v1::{Device, Final, Phase, Plan, Planned};
-use kickless_handover::{FromOld, NewEnd, Record, Taken};
+use kickless_handover::{FromOld, NewEnd, Record, Shelved, Taken};
 use kickless_vhost::Restored;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::config::{read, take_listener};
 use super::fault::{End, step};
@@ -33,8 +33,8 @@ pub struct TakenOver {
     pub prepared: Duration,
     /// The time from the beginning of the pause in the old process until all rings run in this one.
     pub stall: Duration,
-    /// Tells when the old process has ended.
-    pub taken: Taken,
+    /// Lets the old process end, and tells when it has. `None` if the devices were in a store.
+    pub taken: Option<Taken>,
 }
 
 /// A device of the plan.
@@ -55,7 +55,7 @@ struct Made {
 
 /// Takes all devices over from the process at the other end of `channel`, and serves them. The registry has
 /// none, and has its pool. Calls `prepare` when it knows what passes beside the devices, and gives up if that
-/// fails.
+/// fails. `check` says at the last moment whether this process still may.
 ///
 /// # Errors
 /// The other process goes on, and knows the reason. This one must end now, without running destructors: they
@@ -64,12 +64,19 @@ pub fn take_over(
     registry: &Arc<Registry>,
     channel: OwnedFd,
     prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
+    check: impl FnOnce() -> Result<(), String>,
 ) -> Result<TakenOver, String> {
-    let mut taking = Taking::new(registry, NewEnd::new(channel));
-    match taking.receive_all(prepare) {
-        Ok(()) => taking.take(),
+    let (mut taking, mut end) = (Taking::new(registry), NewEnd::new(channel));
+    let taken = match taking.receive_all(&mut end, prepare).and_then(|()| check()) {
+        Ok(()) => end.take(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string()),
         Err(why) => {
-            taking.end.refuse(&why);
+            end.refuse(&why);
+            Err(why)
+        }
+    };
+    match taken {
+        Ok(taken) => Ok(taking.begin(Some(taken))),
+        Err(why) => {
             // These have destructors that do harm.
             std::mem::forget(taking.devices);
             Err(why)
@@ -77,9 +84,41 @@ pub fn take_over(
     }
 }
 
+/// Serves the devices that a process has put into a store at its end ([`shelve`](super::shelve)). The
+/// registry has none, and has its pool. Devices that cannot go on, or are not there, are added as at a start.
+///
+/// # Errors
+/// There is no plan, or it cannot be read. The registry has no devices.
+pub fn take_shelved(registry: &Arc<Registry>, shelved: Shelved) -> Result<TakenOver, String> {
+    let mut taking = Taking { lacks: Some(Vec::new()), ..Taking::new(registry) };
+    taking.plan(shelved.plan.ok_or("there is no plan")?)?;
+    for (number, (device, last)) in shelved.devices {
+        if let Err(why) = taking.device(number, device).and_then(|()| taking.last(number, last)) {
+            warn!("{why}");
+        }
+    }
+    let mut lacks = taking.lacks.take().unwrap_or_default();
+    let finals = taking.finals.clone();
+    taking.devices.retain(|number, coming| {
+        let has_come = finals.contains(number);
+        if !has_come {
+            lacks.push(coming.config.clone());
+            coming.made.take().into_iter().for_each(|made| drop(made.unmake()));
+        }
+        has_come
+    });
+    let taken = taking.begin(None);
+    for config in lacks {
+        let span = config.span();
+        if let Err(error) = registry.add_when_available(config) {
+            span.in_scope(|| warn!(error = sentence(&error), "the device is not served any more"));
+        }
+    }
+    Ok(taken)
+}
+
 struct Taking<'r> {
     registry: &'r Arc<Registry>,
-    end: NewEnd,
     begun: Instant,
     plan: Plan,
     beside: Beside,
@@ -92,13 +131,14 @@ struct Taking<'r> {
     parked_ns: u64,
     /// The time from the plan to the pause.
     prepared: Duration,
+    /// Devices of a store that cannot be reserved. Otherwise, each of the plan has to be there.
+    lacks: Option<Vec<DeviceConfig>>,
 }
 
 impl<'r> Taking<'r> {
-    fn new(registry: &'r Arc<Registry>, end: NewEnd) -> Self {
+    fn new(registry: &'r Arc<Registry>) -> Self {
         Self {
             registry,
-            end,
             begun: Instant::now(),
             plan: Plan::default(),
             beside: Beside::default(),
@@ -107,15 +147,19 @@ impl<'r> Taking<'r> {
             finals: Vec::new(),
             parked_ns: 0,
             prepared: Duration::ZERO,
+            lacks: None,
         }
     }
 
     /// Carries out the messages of the old process until all have come.
-    fn receive_all(&mut self, prepare: &mut dyn FnMut(&Beside) -> Result<(), String>) -> Result<(), String> {
+    fn receive_all(
+        &mut self,
+        end: &mut NewEnd,
+        prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
+    ) -> Result<(), String> {
         step(End::New, 1)?;
         loop {
-            let message =
-                self.end.receive(Instant::now() + PREPARE_WAIT).map_err(|error| error.to_string())?;
+            let message = end.receive(Instant::now() + PREPARE_WAIT).map_err(|error| error.to_string())?;
             match message {
                 FromOld::Plan(record) => {
                     step(End::New, 2)?;
@@ -140,7 +184,7 @@ impl<'r> Taking<'r> {
                 }
                 FromOld::Last => return step(End::New, 10),
             }
-            self.end.confirm(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string())?;
+            end.confirm(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string())?;
             if self.devices.values().all(|device| device.made.is_some()) && self.finals.is_empty() {
                 step(End::New, 6)?;
             }
@@ -163,12 +207,20 @@ impl<'r> Taking<'r> {
             let name = config.name().unwrap_or_default();
             match phase {
                 Phase::Served => {
-                    let opened = self.registry.reserve(config.clone(), *is_inherited);
-                    let opened = opened.map_err(|error| {
+                    let opened = self.registry.reserve(config.clone(), *is_inherited).map_err(|error| {
                         let option = error.option().map(|option| format!("{option}: ")).unwrap_or_default();
                         format!("the device {name} cannot be taken over: {option}{}", sentence(&error))
-                    })?;
-                    self.devices.insert(number, Coming { config, opened: Some(opened), made: None });
+                    });
+                    match (opened, &mut self.lacks) {
+                        (Ok(opened), _) => {
+                            self.devices.insert(number, Coming { config, opened: Some(opened), made: None });
+                        }
+                        (Err(why), Some(lacks)) => {
+                            warn!("{why}");
+                            lacks.push(config);
+                        }
+                        (Err(why), None) => return Err(why),
+                    }
                 }
                 Phase::Unavailable { error } => self.unavailable.push((config, error.clone())),
                 // It is served again if the configuration file has it.
@@ -215,15 +267,8 @@ impl<'r> Taking<'r> {
         Ok(())
     }
 
-    /// Says that this process serves, and serves.
-    fn take(mut self) -> Result<TakenOver, String> {
-        let taken = match self.end.take(Instant::now() + PAUSE_WAIT) {
-            Ok(taken) => taken,
-            Err(why) => {
-                std::mem::forget(self.devices);
-                return Err(why.to_string());
-            }
-        };
+    /// Serves. `taken` is the right to do so, if the old process runs.
+    fn begin(mut self, taken: Option<Taken>) -> TakenOver {
         // From here on, nothing of the old process runs, and nothing here may fail.
         let _ = step(End::New, 11);
         let mut all: Vec<Made> =
@@ -242,14 +287,14 @@ impl<'r> Taking<'r> {
             self.registry.list_unavailable(config, why);
         }
         let _ = step(End::New, 12);
-        Ok(TakenOver {
+        TakenOver {
             beside: self.beside,
             version: self.plan.version,
             devices,
             prepared: self.prepared,
             stall: Duration::from_nanos(ns),
             taken,
-        })
+        }
     }
 }
 

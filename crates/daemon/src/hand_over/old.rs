@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::config::{give_listener, written};
 use super::fault::{End, step};
 use super::passing::{self, Passing};
-use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, UPGRADES};
+use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, STORE_WAIT, UPGRADES};
 use crate::device_status::DeviceState;
 use crate::registry::Registry;
 
@@ -33,11 +33,19 @@ const LOOK: Duration = Duration::from_millis(1);
 pub struct Given {
     /// The number of devices.
     pub devices: usize,
-    _channel: HandedOver,
+    channel: HandedOver,
+}
+
+impl Given {
+    /// Waits until the new process lets this one end, or has ended.
+    pub fn wait_for_release(&self, deadline: Instant) {
+        self.channel.wait_for_release(deadline);
+    }
 }
 
 /// Gives all devices to the process at the other end of `channel`. Waits until that one serves, or until this
-/// one goes on. Requests in flight have the time `drain` to complete.
+/// one goes on. Requests in flight have the time `drain` to complete. `to_store`: that process only keeps
+/// them, for another one, so disks are written back as at an end.
 ///
 /// # Errors
 /// This process goes on. The error is one sentence, which the other process has too.
@@ -46,6 +54,7 @@ pub fn hand_over(
     beside: &Beside,
     channel: OwnedFd,
     drain: Duration,
+    to_store: bool,
 ) -> Result<Given, String> {
     let mut end = OldEnd::new(channel);
     let freeze = registry.freeze(Instant::now() + FREEZE_WAIT).map_err(|why| why.to_string());
@@ -58,10 +67,11 @@ pub fn hand_over(
     };
     let mut passing = Vec::new();
     let prepared = prepare(registry, beside, &mut end, &mut passing, drain)
-        .and_then(|()| pause(&mut end, &mut passing, drain))
+        .and_then(|()| pause(&mut end, &mut passing, drain, to_store))
         .and_then(|()| step(End::Old, 10));
+    let wait = if to_store { STORE_WAIT } else { PAUSE_WAIT };
     let decision = match prepared {
-        Ok(()) => end.offer(Instant::now() + PAUSE_WAIT),
+        Ok(()) => end.offer(Instant::now() + wait),
         Err(why) => {
             passing.into_iter().for_each(Passing::go_on);
             end.refuse(&why);
@@ -75,7 +85,7 @@ pub fn hand_over(
             mem::forget((passing, freeze));
             // It is too late for an error.
             let _ = step(End::Old, 12);
-            Ok(Given { devices, _channel: channel })
+            Ok(Given { devices, channel })
         }
         Decision::Kept(why) => {
             passing.into_iter().for_each(Passing::go_on);
@@ -179,7 +189,12 @@ fn settle(passing: &[Passing]) -> Result<(), String> {
 }
 
 /// Parks all rings, and gives each device as soon as its own are parked.
-fn pause(end: &mut OldEnd, passing: &mut [Passing], drain: Duration) -> Result<(), String> {
+fn pause(
+    end: &mut OldEnd,
+    passing: &mut [Passing],
+    drain: Duration,
+    writes_back: bool,
+) -> Result<(), String> {
     let parked_ns = monotonic_ns();
     let deadline = Instant::now() + drain;
     passing.iter_mut().for_each(Passing::hold);
@@ -191,6 +206,9 @@ fn pause(end: &mut OldEnd, passing: &mut [Passing], drain: Duration) -> Result<(
         for device in left {
             match device.is_parked(Instant::now())? {
                 true => {
+                    if writes_back {
+                        passing::settle(device.device())?;
+                    }
                     device.give_final(end, parked_ns, deadline + PAUSE_WAIT)?;
                     step(End::Old, 9)?;
                 }

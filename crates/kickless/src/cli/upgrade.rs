@@ -17,6 +17,10 @@ pub(crate) struct UpgradeOptions {
     /// Longest time that requests in flight have to complete in the other daemon, from 100ms to 30s
     #[arg(long, value_name = "DURATION", default_value = "2s", requires = "upgrade_from", value_parser = parse_drain)]
     pub(crate) upgrade_drain: DrainTime,
+    /// Serve in a process of its own, and return when it has taken over, or has failed. For ExecReload= of
+    /// systemd
+    #[arg(long, requires = "upgrade_from")]
+    pub(crate) background: bool,
 }
 
 /// A duration as the operator wrote it, which the other daemon reads.

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_control::{CHANNEL, Client};
-use kickless_daemon::{Beside, FORMATS, Registry, TakenOver, take_over};
+use kickless_daemon::{Beside, FORMATS, Registry, TakenOver, UsedDevices, take_over};
 use kickless_opener::peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::geteuid;
 use serde_json::json;
 use tracing::{info, warn};
 
+use super::background;
 use crate::cli::UpgradeOptions;
 use crate::reload::Reload;
 
@@ -40,12 +41,16 @@ impl Upgrade {
     /// No daemon of this user listens there. The error is one sentence that names the option.
     pub(crate) fn connect(options: &UpgradeOptions) -> Result<Option<Self>> {
         let Some(path) = &options.upgrade_from else { return Ok(None) };
-        let connected = Self::to(path, options.upgrade_drain.0.clone());
+        let connected = Self::to(path, &options.upgrade_drain.0);
         connected.map(Some).with_context(|| format!("--upgrade-from={}", path.display()))
     }
 
+    /// Connects to the daemon of this control socket. Requests in flight have the time `drain` to complete.
+    ///
+    /// # Errors
+    /// No daemon of this user listens there.
     #[expect(clippy::disallowed_methods, reason = "the main thread at the start, which still has its paths")]
-    fn to(path: &Path, drain: String) -> Result<Self> {
+    pub(crate) fn to(path: &Path, drain: &str) -> Result<Self> {
         let stream = UnixStream::connect(path).context("no daemon listens there")?;
         let (uid, own) = (peer(&stream)?.uid, geteuid().as_raw());
         if uid != own {
@@ -56,12 +61,12 @@ impl Upgrade {
         let (own, theirs) = pair.context("no free descriptor")?;
         // Its limits cannot be set later: a filter of system calls has no such call.
         let client = Client::of(stream).within(ANSWER_WAIT)?;
-        Ok(Self { client, theirs, own, drain })
+        Ok(Self { client, theirs, own, drain: drain.to_owned() })
     }
 
     /// Returns the descriptors that helper processes must not keep.
-    pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 3] {
-        [self.client.as_fd(), self.theirs.as_fd(), self.own.as_fd()]
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [self.client.as_fd(), self.theirs.as_fd(), self.own.as_fd()].into_iter().chain(background::fd())
     }
 
     /// Takes all devices over, and serves them. The registry has none. Calls `prepare` before the other
@@ -74,18 +79,30 @@ impl Upgrade {
         registry: &Arc<Registry>,
         prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
     ) -> Result<TakenOver> {
+        let channel = self.begin(false)?;
+        take_over(registry, channel, prepare, background::check)
+            .map_err(|why| anyhow!("the running daemon goes on: {why}"))
+    }
+
+    /// Asks the daemon to hand all devices over, and returns the channel to it. `to_store`: this process only
+    /// keeps them.
+    ///
+    /// # Errors
+    /// It refuses. The error is one sentence.
+    pub(crate) fn begin(self, to_store: bool) -> Result<OwnedFd> {
         let Self { mut client, theirs, own, drain } = self;
         let params = json!({
             "formats": [FORMATS.start(), FORMATS.end()],
             "version": env!("CARGO_PKG_VERSION"),
             "drain": drain,
+            "store": to_store,
         });
         let params = params.as_object().cloned().unwrap_or_default();
         let asked = client.call_given("daemon.upgrade", params, &[(CHANNEL.to_owned(), theirs.as_fd())]);
         asked.context("the running daemon does not hand its devices over")?;
         // From here on, the end of the other process is the end of the channel.
         drop((client, theirs));
-        take_over(registry, own, prepare).map_err(|why| anyhow!("the running daemon goes on: {why}"))
+        Ok(own)
     }
 }
 
@@ -101,14 +118,23 @@ impl UpgradeEnd {
     pub(crate) fn finish(self, reload: Option<Reload>) -> Result<()> {
         let TakenOver { version, devices, prepared, stall, taken, .. } = self.0;
         let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
-        info!(devices, version, stall_ms = ms(stall), prepared_ms = ms(prepared), "took over");
+        match taken {
+            Some(_) => info!(devices, version, stall_ms = ms(stall), prepared_ms = ms(prepared), "took over"),
+            None => info!(devices, version, stall_ms = ms(stall), "took over from the store"),
+        }
         let run = move || {
-            if !taken.wait_for_end(Instant::now() + END_WAIT) {
-                warn!("the process that served before has not ended yet");
+            background::serves();
+            if let Some(taken) = taken {
+                taken.release();
+                if !taken.wait_for_end(Instant::now() + END_WAIT) {
+                    warn!("the process that served before has not ended yet");
+                }
             }
             if let Some(reload) = reload {
-                reload.request();
+                // The thread logs the result.
+                let _ = reload.call(UsedDevices::Keep);
             }
+            background::done();
         };
         thread::Builder::new().name("upgrade".into()).spawn(run).context("cannot start a thread")?;
         Ok(())

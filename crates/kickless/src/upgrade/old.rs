@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
 use std::{mem, process};
 
 use anyhow::{Context, Result};
@@ -16,6 +17,10 @@ use tracing::{info, warn};
 
 use crate::reload::Reload;
 use crate::{exit, log};
+
+/// The longest time that this process waits until the next one lets it end. systemd has 5 s to make that one
+/// the main process.
+const RELEASE_WAIT: Duration = Duration::from_secs(10);
 
 /// Hands the daemon over, to one process at a time.
 pub(crate) struct HandOver {
@@ -79,10 +84,14 @@ impl HandOver {
         }
         let this = self.clone();
         let run = move || {
-            let version = to.wants.version.clone();
+            let (version, to_store) = (to.wants.version.clone(), to.wants.store);
             let why = match this.hand_over(&registry, to) {
-                Ok(Given { devices, .. }) => {
-                    info!(devices, version, "handed over");
+                Ok(given) => {
+                    match to_store {
+                        true => info!(devices = given.devices, "stored for the next process"),
+                        false => info!(devices = given.devices, version, "handed over"),
+                    }
+                    given.wait_for_release(Instant::now() + RELEASE_WAIT);
                     exit::exit_now(0);
                 }
                 Err(why) => why,
@@ -93,7 +102,10 @@ impl HandOver {
             }
             drop(state);
             // A program that reads this can try again at once.
-            warn!("the upgrade to version {version} failed: {why}");
+            match to_store {
+                true => warn!("the devices cannot be stored for the next process: {why}"),
+                false => warn!("the upgrade to version {version} failed: {why}"),
+            }
         };
         let thread = thread::Builder::new().name("hand over".into()).spawn(run);
         thread.map_err(|error| RpcError::failed(format!("cannot start a thread: {error}")))?;
@@ -109,7 +121,7 @@ impl HandOver {
             control.push(PassedListener { socket, name: name.clone() });
         }
         let beside = Beside { of_file, control, log_filter: log::changed_filter() };
-        hand_over(registry, &beside, to.channel, to.wants.drain)
+        hand_over(registry, &beside, to.channel, to.wants.drain, to.wants.store)
     }
 
     /// Makes the process that takes over fail, unless it serves already, and refuses others. Called before

@@ -1,0 +1,414 @@
+//! Runs the unit of systemd under a small service manager: a reload is an upgrade under verified load.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kickless_driver::{Disk, Options};
+use kickless_tests::daemon::{check_sandbox, kickless_binary};
+use kickless_tests::hostile_backend::returns_in_time;
+use kickless_tests::manager::{Faults, Manager, wait_for};
+use kickless_tests::transcript::Transcript;
+use kickless_tests::verified_load::{BLOCK, drive_disk};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::{Pid, Signal, getpid, kill_process};
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const DEPTH: u64 = 16;
+const SERVES: &str = " serving ";
+
+/// A unit: its file, its commands, its manager.
+struct Unit {
+    manager: Manager,
+    dir: TempDir,
+}
+
+impl Unit {
+    fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("kickless-unit-").tempdir().unwrap();
+        let unit = Self { manager: Manager::new().unwrap(), dir };
+        unit.write(&[("a", &format!("mem:{}", DEPTH * BLOCK as u64)), ("b", "null:1M")]);
+        unit
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, disks: &[(&str, &str)]) {
+        let device = |(name, disk): &(&str, &str)| {
+            let socket = self.path(&format!("{name}.sock"));
+            format!(
+                "[[device]]\nname = '{name}'\nblk-file = '{disk}'\nsocket-path = '{}'\n",
+                socket.display()
+            )
+        };
+        fs::write(self.path("devices.toml"), disks.iter().map(device).collect::<String>()).unwrap();
+    }
+
+    fn words(&self, more: &[&str]) -> Vec<OsString> {
+        let option = |option: &str, path: PathBuf| format!("--{option}={}", path.display()).into();
+        let mut words = vec![kickless_binary().unwrap().into(), "serve".into()];
+        words.push(option("config", self.path("devices.toml")));
+        words.push(option("control", self.path("control.sock")));
+        words.extend(more.iter().map(OsString::from));
+        words
+    }
+
+    fn start(&self) -> Transcript {
+        let log = self.manager.start(&self.words(&[])).unwrap();
+        log.wait_for("the line that it serves", LIMIT, |line| line.contains(SERVES).then_some(())).unwrap();
+        log
+    }
+
+    /// The command of `ExecReload=`.
+    fn reload_words(&self) -> Vec<OsString> {
+        let from = format!("--upgrade-from={}", self.path("control.sock").display());
+        self.words(&[&from, "--background"])
+    }
+
+    /// The command of `ExecStop=`.
+    fn store_words(&self) -> Vec<OsString> {
+        let control = format!("--control={}", self.path("control.sock").display());
+        vec![kickless_binary().unwrap().into(), "store".into(), control.into()]
+    }
+
+    /// Ends the main process as `systemctl restart` does, before it starts the next one.
+    fn store(&self, log: &Transcript) {
+        let (status, said) = self.manager.run(&self.store_words()).unwrap();
+        assert!(status.success(), "{status} {:?}", said.wait_for_end(LIMIT));
+        assert_eq!(self.manager.wait_for_main().unwrap().exit_status(), Some(0));
+        has(log, "stored for the next process devices=2");
+        check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+        // Two descriptors for each device, and two for the plan.
+        let (names, count) = self.manager.stored();
+        assert_eq!((names.into_iter().collect::<Vec<_>>(), count), (vec!["kickless-device".to_owned()], 6));
+    }
+
+    /// Starts the main process, which finds the devices in the store.
+    fn start_from_store(&self) -> Transcript {
+        let log = self.manager.start(&self.words(&[])).unwrap();
+        has(&log, "took over from the store devices=2");
+        assert_eq!(self.manager.stored().1, 0);
+        log
+    }
+
+    /// Runs `work` while a driver writes and reads the disk `a`, and checks each answer. Returns the number
+    /// of requests.
+    fn under_load(&self, work: impl FnOnce()) -> u64 {
+        let disk = Disk::connect(Options::new(self.path("a.sock"))).unwrap();
+        let is_over = AtomicBool::new(false);
+        let requests = thread::scope(|scope| {
+            let (queue, is_over) = (disk.queue(0), &is_over);
+            let driver = scope.spawn(move || drive_disk(&queue, DEPTH, is_over));
+            let end = EndOnDrop(is_over);
+            thread::sleep(Duration::from_millis(50));
+            work();
+            thread::sleep(Duration::from_millis(50));
+            drop(end);
+            driver.join().unwrap()
+        });
+        // The connection is the one from the beginning.
+        disk.flush().unwrap();
+        requests
+    }
+
+    /// Waits for the process that takes over at this command, which has ended or waits.
+    fn process_of(&self, command: u32) -> Pid {
+        let from = self.reload_words().pop().unwrap();
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let of = |entry: fs::DirEntry| {
+                let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+                let line = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+                let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+                let parent: i32 = stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
+                let is_one = line.contains(self.dir.path().to_str()?) && line.contains(from.to_str()?);
+                let is_child = parent == getpid().as_raw_nonzero().get() && pid as u32 != command;
+                Pid::from_raw(pid).filter(|_| is_one && is_child)
+            };
+            if let Some(pid) = fs::read_dir("/proc").unwrap().flatten().find_map(of) {
+                return pid;
+            }
+            assert!(Instant::now() < deadline, "no process takes over");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Ends the load, also when a test fails.
+struct EndOnDrop<'b>(&'b AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn has(log: &Transcript, text: &str) {
+    log.wait_for(text, LIMIT, |line| line.contains(text).then_some(())).unwrap();
+}
+
+#[test]
+fn a_reload_is_an_upgrade() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let mut log = unit.start();
+        unit.manager.set_faults(Faults { barrier_delay: Duration::from_millis(200), ..Faults::default() });
+        let requests = unit.under_load(|| {
+            for _ in 0..3 {
+                let old = unit.manager.main_pid().unwrap();
+                let (status, next) = unit.manager.run(&unit.reload_words()).unwrap();
+                assert!(status.success(), "{status}");
+                // The old process has ended by itself, and not before the manager knew the new one.
+                let ended = wait_for(old).unwrap();
+                assert_eq!(ended.exit_status(), Some(0));
+                let last = *unit.manager.moves().last().unwrap();
+                let new = unit.manager.main_pid().unwrap();
+                assert_eq!((last.from, last.to), (old.as_raw_nonzero().get(), new.as_raw_nonzero().get()));
+                assert!(last.was_there);
+                let lines = log.wait_for_end(LIMIT).unwrap();
+                check_sandbox(&lines).unwrap();
+                assert!(lines.iter().any(|line| line.contains("handed over devices=2")), "{lines:?}");
+                // The file was read when the command returned.
+                let lines = next.lines();
+                assert!(lines.iter().any(|line| line.contains("was read again")), "{lines:?}");
+                log = next;
+            }
+        });
+        assert!(requests > 0);
+        assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+        check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+        assert_eq!(unit.manager.strays(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_reload_brings_the_changes_of_the_file() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let _log = unit.start();
+        unit.write(&[("a", "mem:64K"), ("c", "null:1M")]);
+        let (status, _log) = unit.manager.run(&unit.reload_words()).unwrap();
+        assert!(status.success(), "{status}");
+        assert!(unit.path("c.sock").exists() && !unit.path("b.sock").exists());
+    });
+}
+
+#[test]
+fn a_reload_that_fails_changes_nothing() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let _log = unit.start();
+        let main = unit.manager.main_pid().unwrap();
+        unit.under_load(|| {
+            fs::write(unit.path("devices.toml"), "[[device]]\nname = 5\n").unwrap();
+            let (status, log) = unit.manager.run(&unit.reload_words()).unwrap();
+            let lines = log.wait_for_end(LIMIT).unwrap();
+            assert_eq!((status.code(), lines.len()), (Some(1), 1), "{lines:?}");
+            assert!(lines[0].starts_with("kickless: ") && lines[0].contains("devices.toml"), "{lines:?}");
+        });
+        assert_eq!(unit.manager.main_pid().unwrap(), main);
+        assert_eq!(unit.manager.moves(), []);
+        assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+        // Without a daemon, the sentence says so.
+        unit.write(&[("a", "null:1M")]);
+        let (status, log) = unit.manager.run(&unit.reload_words()).unwrap();
+        let lines = log.wait_for_end(LIMIT).unwrap();
+        assert!(status.code() == Some(1) && lines[0].contains("--upgrade-from="), "{status} {lines:?}");
+    });
+}
+
+#[test]
+fn a_command_that_is_killed_takes_its_upgrade_with_it() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        let main = unit.manager.main_pid().unwrap();
+        unit.under_load(|| {
+            // The old process does not answer until the command is gone.
+            kill_process(main, Signal::STOP).unwrap();
+            let (mut command, _) = unit.manager.begin(&unit.reload_words()).unwrap();
+            let new = unit.process_of(command.id());
+            command.kill().unwrap();
+            command.wait().unwrap();
+            kill_process(main, Signal::CONT).unwrap();
+            assert_eq!(wait_for(new).unwrap().exit_status(), Some(1));
+            has(&log, "the command that waits for the upgrade has been ended");
+        });
+        assert_eq!(unit.manager.main_pid().unwrap(), main);
+        let (status, _log) = unit.manager.run(&unit.reload_words()).unwrap();
+        assert!(status.success(), "{status}");
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_ends_its_command() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let _log = unit.start();
+        let main = unit.manager.main_pid().unwrap();
+        unit.under_load(|| {
+            kill_process(main, Signal::STOP).unwrap();
+            let (mut command, log) = unit.manager.begin(&unit.reload_words()).unwrap();
+            kill_process(unit.process_of(command.id()), Signal::KILL).unwrap();
+            assert_eq!(command.wait().unwrap().code(), Some(1));
+            has(&log, "the process that was to take over has ended");
+            kill_process(main, Signal::CONT).unwrap();
+        });
+        assert_eq!(unit.manager.main_pid().unwrap(), main);
+    });
+}
+
+#[test]
+fn a_manager_that_does_not_answer_delays_only_the_end_of_the_old_process() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let _log = unit.start();
+        let old = unit.manager.main_pid().unwrap();
+        unit.manager.set_faults(Faults { is_deaf: true, ..Faults::default() });
+        unit.under_load(|| {
+            let (status, log) = unit.manager.run(&unit.reload_words()).unwrap();
+            assert!(status.success(), "{status}");
+            has(&log, "systemd may not know the new main process: the service manager does not answer");
+            assert_eq!(wait_for(old).unwrap().exit_status(), Some(0));
+        });
+    });
+}
+
+#[test]
+fn a_restart_keeps_the_connections() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let image = unit.path("a.img");
+        fs::write(&image, vec![0; DEPTH as usize * BLOCK]).unwrap();
+        for disk in [format!("mem:{}", DEPTH * BLOCK as u64), image.display().to_string()] {
+            unit.write(&[("a", &disk), ("b", "null:1M")]);
+            let mut log = unit.start();
+            let requests = unit.under_load(|| {
+                for _ in 0..3 {
+                    unit.store(&log);
+                    // No other process gets the image in between.
+                    let file = fs::File::options().read(true).write(true).open(&image).unwrap();
+                    let is_free = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+                    assert_eq!(is_free, disk != image.display().to_string());
+                    drop(file);
+                    log = unit.start_from_store();
+                }
+            });
+            assert!(requests > 0);
+            assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+            check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+        }
+        assert_eq!(unit.manager.strays(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_start_that_fails_early_leaves_the_store_to_the_next_one() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        unit.under_load(|| {
+            unit.store(&log);
+            let file = fs::read(unit.path("devices.toml")).unwrap();
+            fs::write(unit.path("devices.toml"), "wrong").unwrap();
+            let failing = unit.manager.start(&unit.words(&[])).unwrap();
+            assert_eq!(unit.manager.wait_for_main().unwrap().exit_status(), Some(1));
+            failing.wait_for_end(LIMIT).unwrap();
+            fs::write(unit.path("devices.toml"), file).unwrap();
+            let _log = unit.start_from_store();
+        });
+    });
+}
+
+#[test]
+fn a_restart_brings_the_changes_of_the_file() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        unit.store(&log);
+        unit.write(&[("a", "mem:64K"), ("c", "null:1M")]);
+        let log = unit.start_from_store();
+        has(&log, "was read again");
+        assert!(unit.path("c.sock").exists() && !unit.path("b.sock").exists());
+    });
+}
+
+#[test]
+fn a_stop_closes_what_is_stored() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        let disk = Disk::connect(Options::new(unit.path("a.sock"))).unwrap();
+        unit.store(&log);
+        unit.manager.empty_store();
+        assert!(disk.flush().is_err());
+        // A name that has stayed is replaced.
+        let _log = unit.start();
+        assert!(unit.under_load(|| {}) > 0);
+    });
+}
+
+#[test]
+fn a_manager_without_a_store_is_a_stop() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        unit.manager.set_faults(Faults { has_no_store: true, ..Faults::default() });
+        let (status, _) = unit.manager.run(&unit.store_words()).unwrap();
+        assert!(status.success(), "{status}");
+        assert_eq!(unit.manager.wait_for_main().unwrap().exit_status(), Some(0));
+        log.wait_for_end(LIMIT).unwrap();
+        assert_eq!(unit.manager.stored().1, 0);
+        let _log = unit.start();
+        assert!(unit.under_load(|| {}) > 0);
+    });
+}
+
+#[test]
+fn a_store_that_fails_changes_nothing() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        let main = unit.manager.main_pid().unwrap();
+        unit.under_load(|| {
+            unit.manager.set_faults(Faults { is_deaf: true, ..Faults::default() });
+            let (status, said) = unit.manager.run(&unit.store_words()).unwrap();
+            assert_eq!(status.code(), Some(1));
+            has(&said, "the running daemon goes on: the service manager does not answer");
+            has(&log, "the devices cannot be stored for the next process");
+            assert_eq!(unit.manager.stored().1, 0);
+
+            // The command is killed in between.
+            kill_process(main, Signal::STOP).unwrap();
+            let (mut command, _) = unit.manager.begin(&unit.store_words()).unwrap();
+            thread::sleep(Duration::from_millis(200));
+            command.kill().unwrap();
+            command.wait().unwrap();
+            kill_process(main, Signal::CONT).unwrap();
+        });
+        assert_eq!(unit.manager.main_pid().unwrap(), main);
+        unit.manager.set_faults(Faults::default());
+        assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+    });
+}
+
+#[test]
+fn a_crash_stores_nothing() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let _log = unit.start();
+        unit.manager.end_main(Signal::KILL).unwrap();
+        let (status, _) = unit.manager.run(&unit.store_words()).unwrap();
+        assert!(status.code() == Some(1) && unit.manager.stored().1 == 0, "{status}");
+        let _log = unit.start();
+        assert!(unit.under_load(|| {}) > 0);
+    });
+}
