@@ -6,8 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use std::{mem, thread};
+use std::{mem, panic, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,6 +21,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Time that a daemon gets to end by itself after a test has failed.
 const EXIT_LIMIT: Duration = Duration::from_secs(3);
+
+/// Time that a load runs before each upgrade.
+const BETWEEN_UPGRADES: Duration = Duration::from_millis(50);
 
 /// The program that serves the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -353,10 +357,51 @@ impl Daemon {
         }
         let mut old = self.becomes(new);
         let status = wait_for_exit(&mut old.child, LIMIT).context("the process before does not end")?;
-        let lines = old.log.wait_for_end(LIMIT)?;
+        // Its passt goes on, and keeps the pipe.
+        let is_last = |line: &str| line.contains(" handed over ").then_some(());
+        let last = old.log.wait_for("the line that it has handed its devices over", LIMIT, is_last);
+        let lines = old.log.lines();
         ensure!(status.success(), "the process before has ended, {status}: {}", lines.join("\n"));
+        last?;
         check_sandbox(&lines)?;
         Ok(lines)
+    }
+
+    /// Upgrades the daemon `times` times while `load` runs, which ends when it is told to. Returns the result
+    /// of the load.
+    ///
+    /// # Errors
+    /// As for [`Daemon::upgrade`], or the log of a process has a warning.
+    ///
+    /// # Panics
+    /// The load panics.
+    pub fn upgrade_under<T: Send>(
+        &mut self,
+        times: u32,
+        load: impl FnOnce(&AtomicBool) -> T + Send,
+    ) -> Result<T> {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let load = scope.spawn(|| load(&is_over));
+            let upgraded = (0..times).try_for_each(|_| {
+                thread::sleep(BETWEEN_UPGRADES);
+                check_log(&self.upgrade()?)
+            });
+            is_over.store(true, Ordering::Relaxed);
+            let result = load.join().unwrap_or_else(|failure| panic::resume_unwind(failure));
+            upgraded.map(|()| result)
+        })
+    }
+
+    /// Returns the pause of the rings at the upgrade to this process, in milliseconds, as its log has it.
+    ///
+    /// # Errors
+    /// The process has not taken over from another one.
+    pub fn stall_ms(&self) -> Result<f64> {
+        let lines = self.log.grep("took over");
+        let word =
+            lines.first().and_then(|line| line.split_whitespace().find_map(|w| w.strip_prefix("stall_ms=")));
+        Ok(word.context("it took nothing over")?.parse()?)
     }
 
     /// Starts a process that is to take over, with variables of the environment and more arguments.
@@ -581,6 +626,20 @@ impl Drop for Daemon {
 pub fn check_sandbox(log: impl IntoIterator<Item: AsRef<str>>) -> Result<()> {
     match log.into_iter().find(|line| line.as_ref().contains("the sandbox refused")) {
         Some(line) => bail!("{}", line.as_ref()),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a log has no warning and no error. Only a disk that can move to another host warns at its
+/// start.
+///
+/// # Errors
+/// It has one, which is the message.
+pub fn check_log(log: &[String]) -> Result<()> {
+    let is_trouble = |line: &&String| line.contains(" WARN ") || line.contains(" ERROR ");
+    let is_expected = |line: &String| line.contains("every write is made durable");
+    match log.iter().filter(is_trouble).find(|line| !is_expected(line)) {
+        Some(line) => bail!("{line}"),
         None => Ok(()),
     }
 }

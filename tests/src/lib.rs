@@ -1,6 +1,7 @@
 //! Contains the code that the end-to-end tests and the benchmarks share.
 
 pub mod allocations;
+pub mod arp;
 pub mod attack;
 pub mod block_on;
 pub mod daemon;

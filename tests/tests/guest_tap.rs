@@ -6,9 +6,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests and their helpers fail by panicking")]
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use std::{env, thread};
 
@@ -18,9 +15,9 @@ use kickless_spec::net::Header;
 use kickless_testing::{in_network_namespace, ip};
 use kickless_tests::daemon::{CardConfig, Daemon, card_counter};
 use kickless_tests::guest::migration::Destination;
+use kickless_tests::guest::network::{Iperf, network};
 use kickless_tests::guest::qemu::{Guest, GuestConfig, LIMIT, NicConfig, Results};
 use kickless_tests::guest::scratch::numbers;
-use kickless_tests::transcript::Transcript;
 
 /// Kernel option for all guests of these tests.
 const QUIET: &str = "ipv6.disable=1";
@@ -28,35 +25,6 @@ const QUIET: &str = "ipv6.disable=1";
 /// Returns the number of rounds that this variable sets.
 fn rounds(variable: &str, default: usize) -> usize {
     env::var(variable).map_or(default, |text| text.parse().unwrap())
-}
-
-/// Makes the bridge of network `number`, with TAPs at it, and starts its echo server.
-fn network(number: usize, taps: &[&str], queues: &str) {
-    ip(&format!("link add br{number} type bridge forward_delay 0"));
-    ip(&format!("addr add 10.77.{number}.1/24 dev br{number}"));
-    ip(&format!("link set br{number} up"));
-    for tap in taps {
-        ip(&format!("tuntap add dev {tap} mode tap {queues}"));
-        ip(&format!("link set {tap} up master br{number}"));
-    }
-    let listener = TcpListener::bind((format!("10.77.{number}.1"), 7)).unwrap();
-    // The threads end with the test program.
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            thread::spawn(move || echo(stream));
-        }
-    });
-}
-
-/// Returns all that comes. A guest that was reset leaves its connections open.
-fn echo(mut stream: TcpStream) {
-    let mut bytes = vec![0; 1 << 16];
-    while let Ok(len @ 1..) = stream.read(&mut bytes) {
-        if stream.write_all(&bytes[..len]).is_err() {
-            return;
-        }
-    }
-    let _ = stream.shutdown(Shutdown::Write);
 }
 
 fn card(tap: &str, pairs: u16) -> CardConfig {
@@ -129,7 +97,7 @@ fn data_passes_through_each_kind_of_card() {
         .enumerate()
         {
             let tap = format!("vm{number}");
-            network(number, &[&tap], if pairs > 1 { "multi_queue" } else { "" });
+            network(number, &[&tap], if pairs > 1 { "multi_queue" } else { "" }).unwrap();
             let mut config = card(&tap, pairs);
             config.arguments.extend((!option.is_empty()).then(|| option.to_owned()));
             let daemon = Daemon::start_card(&config).unwrap();
@@ -174,50 +142,14 @@ fn wait_for_announcement(watch: &mut TapQueue, mac: [u8; 6], ethertype: [u8; 2])
     }
 }
 
-/// The end of iperf3 that receives, in the namespace of the test.
-struct Iperf {
-    server: Child,
-    output: Transcript,
-}
-
-impl Iperf {
-    fn start(address: &str) -> Iperf {
-        let mut command = Command::new("iperf3");
-        command.args(["--server", "--forceflush", "--interval", "0.2", "--bind", address]);
-        let mut server = command.stdout(Stdio::piped()).spawn().unwrap();
-        let output = Transcript::of("iperf3", server.stdout.take().unwrap());
-        output
-            .wait_for("an iperf3 that listens", LIMIT, |line| line.contains("listening").then_some(()))
-            .unwrap();
-        Iperf { server, output }
-    }
-
-    /// Waits until data has come in two intervals from now on. The first one may have begun before.
-    fn wait_for_data(&self) {
-        let mut intervals = 0;
-        let twice = |line: &str| {
-            intervals += u32::from(line.contains("bits/sec") && !line.contains(" 0.00 bits/sec"));
-            (intervals == 2).then_some(())
-        };
-        self.output.wait_from(self.output.len(), "data of iperf3", LIMIT, twice).unwrap();
-    }
-}
-
-impl Drop for Iperf {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
-}
-
 /// A guest moves to and fro between two QEMUs with other daemons and TAPs at the same bridges. One of its
 /// cards announces itself, and for the other one the daemon does. One connection of iperf3 lasts all the
 /// time. At the end, QEMU is killed under traffic.
 #[test]
 fn moves_under_traffic() {
     in_network_namespace(|| {
-        network(0, &["a0", "b0"], "");
-        network(1, &["a1", "b1"], "");
+        network(0, &["a0", "b0"], "").unwrap();
+        network(1, &["a1", "b1"], "").unwrap();
         let mut watches = [0, 1].map(|number| {
             let name = format!("watch{number}");
             let tap = Tap::open(&name, 1).unwrap();
@@ -235,10 +167,10 @@ fn moves_under_traffic() {
         };
         let sides = [start("a"), start("b")];
         let before = sides.each_ref().map(|side| side.each_ref().map(|daemon| daemon.holdings().unwrap()));
-        let iperf = Iperf::start("10.77.0.1");
+        let iperf = Iperf::start("10.77.0.1").unwrap();
         let mut guest = Guest::start(&machine(&sides[0])).unwrap();
         wait_for_echo(&guest, 0);
-        iperf.wait_for_data();
+        iperf.wait_for_data().unwrap();
         for round in 1..=rounds("KICKLESS_MOVES", 2) {
             for (_, watch) in &mut watches {
                 // Announcements of an earlier move.
@@ -252,10 +184,9 @@ fn moves_under_traffic() {
             wait_for_announcement(&mut watches[0].1, [0x52, 0x54, 0, 0, 0, 0x10], [8, 6]);
             wait_for_announcement(&mut watches[1].1, [0x52, 0x54, 0, 0, 0, 0x11], [0x80, 0x35]);
             wait_for_echo(&guest, 0);
-            iperf.wait_for_data();
+            iperf.wait_for_data().unwrap();
         }
-        let connections = iperf.output.lines().iter().filter(|line| line.contains("Accepted")).count();
-        assert_eq!(connections, 1, "iperf3 has connected anew");
+        assert_eq!(iperf.connections(), 1, "iperf3 has connected anew");
         guest.kill().unwrap();
         for (daemon, before) in sides.into_iter().flatten().zip(before.into_iter().flatten()) {
             daemon.returns_to(before).unwrap();
@@ -268,7 +199,7 @@ fn moves_under_traffic() {
 #[test]
 fn goes_on_after_kills() {
     in_network_namespace(|| {
-        network(0, &["vm"], "multi_queue");
+        network(0, &["vm"], "multi_queue").unwrap();
         let config = card("vm", 2);
         let mut daemon = Daemon::start_card(&config).unwrap();
         let nic = NicConfig::new(daemon.socket(), 2, "packed=off").reconnecting();
@@ -291,7 +222,7 @@ fn goes_on_after_kills() {
 #[test]
 fn a_card_is_unplugged_under_traffic() {
     in_network_namespace(|| {
-        network(0, &["vm"], "");
+        network(0, &["vm"], "").unwrap();
         let daemon = Daemon::start_card(&card("vm", 1)).unwrap();
         let before = daemon.holdings().unwrap();
         let task = format!("{QUIET} kl.task=echo_cards kl.rounds=2 kl.kib=2000");

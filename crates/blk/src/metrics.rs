@@ -51,12 +51,12 @@ impl Metrics {
         sum
     }
 
-    /// Returns the counts of operations by name.
+    /// Returns the counts of operations by name, without those that are 0.
     pub(crate) fn operations(&self) -> Amounts {
         let counts = |total: OperationTotals| {
             count_names(total.name).into_iter().zip([total.requests, total.bytes, total.errors])
         };
-        self.read(0).operations.into_iter().flat_map(counts).collect()
+        self.read(0).operations.into_iter().flat_map(counts).filter(|(_, count)| *count > 0).collect()
     }
 
     /// Goes on with the counts of another process. Those that this one does not know are dropped.

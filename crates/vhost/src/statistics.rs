@@ -1,6 +1,7 @@
 //! Counters of a device.
 
 use kickless_device::{Count, Counters, Device};
+use kickless_handover::Amounts;
 use kickless_handover::v1::Final;
 use std::fmt;
 use std::sync::Arc;
@@ -44,13 +45,16 @@ impl Statistics {
         self.kicks_ignored.get()
     }
 
-    /// Adds the counters to a final record. A counter of 0 is not there.
+    /// Adds the counters to a final record. A counter of 0 is not there, and no queue behind the last one that
+    /// has counted: most devices use few of the queues that they offer, and each costs time in the pause.
     pub(crate) fn give(&self, to: &mut Final) {
         let amounts = |counters: &Arc<Counters>| {
             let counted = counters.each().filter(|(_, value)| *value > 0);
             counted.map(|(name, value)| (name.to_owned(), value)).collect()
         };
         to.queue_counters = self.queues.iter().map(amounts).collect();
+        let used = to.queue_counters.iter().rposition(|counted: &Amounts| !counted.is_empty());
+        to.queue_counters.truncate(used.map_or(0, |last| last + 1));
         if self.kicks_ignored() > 0 {
             to.counters.insert(KICKS_IGNORED.to_owned(), self.kicks_ignored());
         }

@@ -82,14 +82,23 @@ impl Destination {
     ///
     /// # Errors
     /// The migration fails, or does not end in time.
-    pub fn receive(
+    pub fn receive(self, source: &mut Guest, each: impl FnMut(&Progress)) -> Result<(Guest, Finished)> {
+        self.receive_at(BANDWIDTH, source, each)
+    }
+
+    /// Does the same with at most `bandwidth` bytes per second.
+    ///
+    /// # Errors
+    /// As for [`Destination::receive`].
+    pub fn receive_at(
         mut self,
+        bandwidth: u64,
         source: &mut Guest,
         mut each: impl FnMut(&Progress),
     ) -> Result<(Guest, Finished)> {
         let emulated = Assets::get()?.accel() == Accel::Tcg;
         let stood = loop {
-            self.begin(source, BANDWIDTH)?;
+            self.begin(source, bandwidth)?;
             if !emulated {
                 break None;
             }

@@ -2,6 +2,7 @@
 
 pub mod cards;
 pub mod migration;
+pub mod network;
 pub mod qemu;
 pub mod qmp;
 pub mod scratch;

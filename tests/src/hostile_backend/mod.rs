@@ -35,11 +35,19 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 ///
 /// # Panics
 /// `run` panics or does not return in time.
-#[allow(clippy::panic, reason = "a test fails by panicking")]
 pub fn returns_in_time<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    returns_within(LIMIT, run)
+}
+
+/// Does the same with another limit.
+///
+/// # Panics
+/// As for [`returns_in_time`].
+#[allow(clippy::panic, reason = "a test fails by panicking")]
+pub fn returns_within<T: Send + 'static>(limit: Duration, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     let runner = thread::spawn(move || sender.send(run()));
-    match receiver.recv_timeout(LIMIT) {
+    match receiver.recv_timeout(limit) {
         Ok(value) => value,
         Err(RecvTimeoutError::Timeout) => panic!("it hangs"),
         Err(RecvTimeoutError::Disconnected) => match runner.join() {
