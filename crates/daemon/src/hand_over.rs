@@ -6,7 +6,7 @@
 //!
 //! | old | new |
 //! | --- | --- |
-//! | refuses changes ([`Registry::begin_change`]), sends the plan | reads each configuration, takes names and rights |
+//! | refuses changes, sends the plan | reads each configuration, takes names and rights |
 //! | parks each session for a moment, and sends the device | makes the disk or card, maps the memory, makes the tasks |
 //! | syncs, parks all sessions, and sends again what changed | makes that again |
 //! | **the pause**: parks the rings, sends indices and numbers | sets them, and says that it has taken over |
