@@ -16,7 +16,7 @@
 //! The new one must end without destructors then ([`take_over`]), because some would remove names or write
 //! images that the old one still uses.
 //!
-//! At a restart, no process waits. [`shelve`] is a new end that keeps the records and descriptors in the
+//! At a restart, no process waits. [`shelve()`] is a new end that keeps the records and descriptors in the
 //! descriptor store of a service manager, and [`take_shelved`] serves them from there.
 
 mod config;
