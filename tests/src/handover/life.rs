@@ -1,14 +1,17 @@
 //! The lives of the guest, the daemons and the store.
 
+use std::process::Command;
+
 use anyhow::{Context, Result, bail, ensure};
 use kickless_testing::eventually;
 use kickless_vhost_user::{Error, FrontendMessage as Message};
 
 use crate::frontend::Frontend;
-use crate::handover::Medium;
 use crate::handover::guest::{Ask, Guest};
-use crate::handover::host::QUEUES;
+use crate::handover::host::{QUEUES, Upgraded};
+use crate::handover::store::LAYERS;
 use crate::handover::world::World;
+use crate::handover::{Format, Medium};
 
 /// The result of a stop of all rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +128,45 @@ impl World {
             self.unsynced = Some(host);
         }
         self.settle(host)
+    }
+
+    /// Lets another process take over from the daemon of a host. A guest there does not notice, and no other
+    /// program finds its image free.
+    ///
+    /// # Errors
+    /// The upgrade fails without a reason, or a program finds the image free.
+    pub fn upgrade(&mut self, host: usize) -> Result<()> {
+        self.note(format!("upgrade at host {host}"));
+        let is_used = host == self.at && self.guest.is_some();
+        let may_fail = self.store.is_full() || self.hosts[host].may_fail || self.hosts[host].keeps;
+        let image = self.store.dir(host).map(|dir| dir.join(LAYERS[0])).filter(|_| is_used);
+        let format = if self.case.format == Format::Raw { "raw" } else { "qcow2" };
+        let mut was_free = 0;
+        let mut open_from_outside = || {
+            if let Some(image) = &image {
+                let words = ["-f", format, "-c", "quit"];
+                was_free +=
+                    u32::from(Command::new("qemu-io").args(words).arg(image).output()?.status.success());
+            }
+            Ok(())
+        };
+        let upgraded = self.hosts[host].upgrade(&mut self.random, &mut open_from_outside)?;
+        self.note(format!("{upgraded:?}"));
+        match upgraded {
+            Upgraded::Died => {
+                self.kill(host)?;
+                self.maybe_fail()?;
+                self.restart(host)?;
+                if is_used {
+                    self.reconnect_or_abandon()?;
+                }
+                return Ok(());
+            }
+            Upgraded::No { has_fault } => ensure!(has_fault || may_fail, "an upgrade fails without a reason"),
+            Upgraded::Yes => {}
+        }
+        ensure!(was_free == 0, "qemu-io has opened the image of a guest");
+        if is_used { self.wait_all() } else { Ok(()) }
     }
 
     /// Waits until nothing of an ended process is left.

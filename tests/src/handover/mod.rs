@@ -6,6 +6,8 @@
 //! ([`guest`]) uses the disk. An oracle ([`oracle`]) knows which values each sector may have. Steps
 //! ([`steps`]) are requests of the guest, events in the lives of guest, daemons and store ([`life`]), and
 //! programs that change the disk while no guest uses it ([`tools`], [`images`]). [`world`] has all of them.
+//! A daemon can pass its disk to the next process of its host in an upgrade, which fails at a random step of
+//! either process. No other program finds the image of a guest free meanwhile.
 //!
 //! A flushed write is never missing, and an old value is never read. A write that was acknowledged survives
 //! an orderly hand-over without a flush of the guest. A write-back that fails is reported: the connection

@@ -63,9 +63,13 @@ impl World {
             return self.reconnect_or_abandon();
         }
         match self.random.below(100) {
-            0..74 => {
+            0..70 => {
                 let asks = self.asks();
                 self.ask(&asks)
+            }
+            70..74 => {
+                self.maybe_submit()?;
+                self.upgrade(at)
             }
             74..78 => {
                 let is_durable = self.random.one_in(2);
@@ -92,6 +96,7 @@ impl World {
                 self.restart(at)?;
                 self.reconnect_or_abandon()
             }
+            94 if self.random.one_in(2) => self.upgrade(1 - at),
             94 => self.replace(1 - at),
             95 | 96 => self.quit(),
             97 | 98 => {
@@ -131,6 +136,7 @@ impl World {
             0..4 => self.start_guest(host),
             4..9 => self.use_tool(host),
             9 => self.start_during_commit(host),
+            10 if self.random.one_in(2) => self.upgrade(host),
             10 => self.replace(host),
             _ => self.maybe_fail(),
         }
@@ -160,7 +166,7 @@ impl World {
     }
 
     /// Fills the store, or lets the server crash.
-    fn maybe_fail(&mut self) -> Result<()> {
+    pub(super) fn maybe_fail(&mut self) -> Result<()> {
         self.crash();
         let is_full = self.store.is_full();
         if self.store.can_be_full() { self.set_full(!is_full) } else { Ok(()) }

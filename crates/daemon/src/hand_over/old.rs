@@ -18,12 +18,13 @@ use super::passing::{self, Passing};
 use super::{Beside, PAUSE_WAIT, PREPARE_WAIT, STORE_WAIT, UPGRADES};
 use crate::device_status::DeviceState;
 use crate::registry::Registry;
+use crate::served_device::ServedDevice;
 
 /// The longest time that a freeze waits for changes that go on.
 const FREEZE_WAIT: Duration = Duration::from_secs(10);
 /// The longest time until a session is parked. It parks between two messages.
 const PARK_WAIT: Duration = Duration::from_secs(2);
-/// The threads that sync disks before the pause.
+/// The threads that look at disks, and sync them, before the pause.
 const SETTLERS: usize = 16;
 /// The time of a look at a ring, after all other rings were looked at.
 const LOOK: Duration = Duration::from_millis(1);
@@ -108,12 +109,13 @@ fn prepare(
     step(End::Old, 2)?;
     end.plan(passing.len() as u32, record, deadline()).map_err(|error| error.to_string())?;
     step(End::Old, 3)?;
+    for_all(passing, passing::look)?;
     for device in &mut *passing {
         device.give_first(end, Instant::now() + PARK_WAIT, deadline())?;
         step(End::Old, 4)?;
     }
     step(End::Old, 5)?;
-    settle(passing)?;
+    for_all(passing, passing::settle)?;
     let park = Instant::now() + PARK_WAIT;
     for has_iommu in [false, true] {
         // All are asked before the first is waited for.
@@ -167,14 +169,17 @@ fn plan(registry: &Registry, beside: &Beside, passing: &mut Vec<Passing>) -> Res
     Ok((Plan { version, devices, of_file, control, log_filter, counters }, giving))
 }
 
-/// Makes all devices ready for the pause, several at a time.
-fn settle(passing: &[Passing]) -> Result<(), String> {
+/// Does this for all devices, several at a time.
+fn for_all(
+    passing: &[Passing],
+    each: impl Fn(&ServedDevice) -> Result<(), String> + Sync,
+) -> Result<(), String> {
     let devices: Vec<_> = passing.iter().map(Passing::device).collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
     thread::scope(|scope| {
         let work = || {
             while let Some(device) = devices.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(why) = passing::settle(device) {
+                if let Err(why) = each(device) {
                     lock(&failed).get_or_insert(why);
                 }
             }

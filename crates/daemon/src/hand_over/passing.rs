@@ -16,6 +16,14 @@ fn refusal(device: &ServedDevice, why: impl Display) -> String {
     format!("the device {} cannot be handed over: {why}", device.config().name().unwrap_or("of this process"))
 }
 
+/// Looks at the medium of a device. Another program may have changed a disk that no guest uses, and the next
+/// process would find another one than this process knows.
+#[expect(clippy::unnecessary_wraps, reason = "as `settle`")]
+pub(super) fn look(device: &ServedDevice) -> Result<(), String> {
+    device.config().span().in_scope(|| device.device().refresh());
+    Ok(())
+}
+
 /// Makes a device ready for the pause, while its rings run. Can wait for its medium.
 pub(super) fn settle(device: &ServedDevice) -> Result<(), String> {
     let settled = device.config().span().in_scope(|| device.device().settle());
