@@ -73,7 +73,7 @@ install: build install-driver
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$${CARGO_TARGET_DIR:-target}/release/kickless man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|=/usr/|=$(PREFIX)/|' dist/systemd/kickless.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/kickless.service
+	sed 's|^\(Exec[A-Za-z]*=-*\)/usr/|\1$(PREFIX)/|' dist/systemd/kickless.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/kickless.service
 	install -D -m 644 dist/systemd/kickless.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/kickless.conf
 
 # Installs only the driver: library, header and pkg-config file. Its tests set DRIVER_PROFILE=dev.

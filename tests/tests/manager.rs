@@ -94,7 +94,10 @@ impl Unit {
     /// Starts the main process, which finds the devices in the store.
     fn start_from_store(&self) -> Transcript {
         let log = self.manager.start(&self.words(&[])).unwrap();
-        has(&log, "took over from the store devices=2");
+        let taken = |line: &str| {
+            line.split_once("took over from the store devices=2").map(|(_, rest)| rest.to_owned())
+        };
+        println!("a restart: {}", log.wait_for("that it has taken over", LIMIT, taken).unwrap());
         assert_eq!(self.manager.stored().1, 0);
         log
     }

@@ -284,8 +284,17 @@ fn each_command_has_a_manual_page() {
 #[test]
 fn the_unit_of_systemd_starts_a_daemon() {
     let unit = include_str!("../../../../dist/systemd/kickless.service");
-    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
-    assert!(matches!(parsed(line), Ok(Invocation::Run { work: Work::ServeFile { .. }, .. })), "{line}");
+    let line = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    let start = line("ExecStart=");
+    assert!(matches!(parsed(start), Ok(Invocation::Run { work: Work::ServeFile { .. }, .. })), "{start}");
+    // The next process has the options of this one.
+    let reload = line("ExecReload=");
+    let Ok(Invocation::Run { work: Work::ServeFile { upgrade, .. }, .. }) = parsed(reload) else {
+        panic!("{reload}")
+    };
+    assert!(reload.starts_with(start) && upgrade.background && upgrade.upgrade_from.is_some(), "{reload}");
+    let stop = line("ExecStop=-");
+    assert!(matches!(parsed(stop), Ok(Invocation::Run { work: Work::Store(_), .. })), "{stop}");
 }
 
 #[test]
@@ -293,6 +302,8 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
     for (line, named) in [
         ("kickless", "kickless blk"),
         ("kickless blk", "--blk-file"),
+        ("kickless serve --config=a --background", "--upgrade-from"),
+        ("kickless store --control=", "--control"),
         ("kickless blk --blk-file=a", "--socket-path"),
         ("kickless blk --socket-path=s", "--blk-file"),
         ("kickless blk --socket-path= --blk-file=a", "--socket-path"),
