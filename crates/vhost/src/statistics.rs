@@ -45,8 +45,9 @@ impl Statistics {
         self.kicks_ignored.get()
     }
 
-    /// Adds the counters to a final record. A counter of 0 is not there, and no queue behind the last one that
-    /// has counted: most devices use few of the queues that they offer, and each costs time in the pause.
+    /// Adds the counters to a final record. A counter of 0 is not there, and no queue behind the last one
+    /// that has counted: most devices use few of the queues that they offer, and each costs time in the
+    /// pause.
     pub(crate) fn give(&self, to: &mut Final) {
         let amounts = |counters: &Arc<Counters>| {
             let counted = counters.each().filter(|(_, value)| *value > 0);
