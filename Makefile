@@ -1,7 +1,7 @@
 # The project's commands. Each target installs what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test test-rbd check demo demo-migrate fuzz bench bench-poll fio install install-driver
+.PHONY: build setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -38,6 +38,10 @@ demo:
 # Moves a working guest between two QEMUs, each with a kickless. MOVES=20 moves it 20 times.
 demo-migrate:
 	guest/demo-migrate $(MOVES)
+
+# Upgrades kickless under a guest that reads its disk and pings the host. UPGRADES=20 upgrades it 20 times.
+demo-upgrade:
+	guest/demo-upgrade $(UPGRADES)
 
 # Runs each fuzz target with FUZZ_RUNS inputs.
 fuzz:

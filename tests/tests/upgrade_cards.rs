@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -40,11 +41,12 @@ fn in_time(test: impl FnOnce() + Send + 'static) {
 }
 
 /// The frames that a driver has sent, by their fate.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Passed {
     sent: u32,
     came: u32,
-    lost: u32,
+    /// The numbers of those that did not come.
+    lost: BTreeSet<u32>,
 }
 
 /// Sends frames and receives what comes of them, until it is over. Frames come in order, and none twice.
@@ -69,16 +71,19 @@ fn pass(pairs: &mut [QueuePair], number_of: impl Fn(&[u8]) -> Option<u32>, is_ov
         receiver
             .receive(usize::MAX, |frame| {
                 let Some(number) = number_of(&frame.to_vec()) else { return };
-                assert!(
-                    number >= next && number < passed.sent,
-                    "frame {number} of {next} comes late or twice"
-                );
-                passed.lost += number - next;
-                (passed.came, next, last) = (passed.came + 1, number + 1, Instant::now());
+                (passed.came, last) = (passed.came + 1, Instant::now());
+                if number < next {
+                    // On a busy machine, a frame can come after it was given up.
+                    assert!(passed.lost.remove(&number), "frame {number} comes twice, or behind {next}");
+                    return;
+                }
+                assert!(number < passed.sent, "frame {number} was not sent");
+                passed.lost.extend(next..number);
+                next = number + 1;
             })
             .unwrap();
         if last.elapsed() > LOST_AFTER {
-            passed.lost += passed.sent - next;
+            passed.lost.extend(next..passed.sent);
             (next, last) = (passed.sent, Instant::now());
         }
     }
@@ -136,7 +141,12 @@ fn upgrade_cards(
     let (status, log) = daemon.stop().unwrap();
     assert!(status.success(), "{status}");
     check_log(&log).unwrap();
-    println!("{}, packed {packed:?}, in order {in_order:?}: {passed:?}", cards[0].1);
+    let Passed { sent, came, lost } = &passed;
+    println!(
+        "{}, packed {packed:?}, in order {in_order:?}: {came} of {sent}, {} lost",
+        cards[0].1,
+        lost.len()
+    );
     assert!(passed.came > 100, "{passed:?}");
     passed
 }
@@ -148,7 +158,7 @@ fn a_tap_loses_no_frame() {
         in_network_namespace(|| {
             for kind in KINDS {
                 let passed = upgrade_cards(&[("card", "port = 'tap:vm'")], arp::answered, kind);
-                assert_eq!(passed.lost, 0, "{passed:?}");
+                assert!(passed.lost.is_empty(), "{passed:?}");
             }
         });
     });
@@ -163,7 +173,7 @@ fn a_loop_and_a_switch_go_on() {
         for kind in KINDS {
             for cards in [LOOP, SWITCH] {
                 let passed = upgrade_cards(cards, of_same, kind);
-                assert!(passed.lost <= upgrades() * WINDOW, "{passed:?}");
+                assert!(passed.lost.len() as u32 <= upgrades() * WINDOW, "{passed:?}");
             }
         }
     });
@@ -195,7 +205,7 @@ fn a_stream_loses_no_frame() {
         for kind in KINDS {
             let port = format!("port = 'stream:{}'", path.display());
             let passed = upgrade_cards(&[("card", &port)], of_same, kind);
-            assert_eq!(passed.lost, 0, "{passed:?}");
+            assert!(passed.lost.is_empty(), "{passed:?}");
         }
         peer.join().unwrap();
     });

@@ -177,8 +177,8 @@ impl Driven {
         Ok(())
     }
 
-    /// Looks for an answer. Returns whether it has come; the next one is on its way then. Counts in `lost`
-    /// the frames that did not come back.
+    /// Looks for an answer. Returns whether it has come; the next one is on its way then. Adds to `lost` the
+    /// frames that did not come back.
     fn look(&mut self, now: Instant, lost: &mut u32) -> Result<bool> {
         match self {
             Self::Disk { queue, .. } => {
