@@ -129,9 +129,8 @@ impl<'r> Taking<'r> {
                     step(End::New, 5)?;
                 }
                 FromOld::Gone { number } => {
-                    if let Some(Coming { made: Some(made), .. }) = self.devices.remove(&number) {
-                        drop(made.unmake());
-                    }
+                    let gone = self.devices.remove(&number).ok_or("a device is not in the plan")?;
+                    drop(gone.made.map(Made::unmake));
                 }
                 FromOld::Final { number, record } => {
                     step(End::New, 8)?;
