@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kickless_device::Handed;
 use kickless_handover::v1::{Device, Final, Phase, Plan, Planned};
 use kickless_handover::{FromOld, NewEnd, Record, Taken};
+use kickless_sync::lock;
 use kickless_vhost::Restored;
 use tracing::error;
 
@@ -55,7 +56,8 @@ struct Made {
 
 /// Takes all devices over from the process at the other end of `channel`, and serves them. The registry has
 /// none, and has its pool. Calls `prepare` when it knows what passes beside the devices, and gives up if that
-/// fails.
+/// fails. `has_taken` is locked while this process says that it serves, so a thread that has the lock knows
+/// whether it does, and can end the process if not.
 ///
 /// # Errors
 /// The other process goes on, and knows the reason. This one must end now, without running destructors: they
@@ -64,10 +66,11 @@ pub fn take_over(
     registry: &Arc<Registry>,
     channel: OwnedFd,
     prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
+    has_taken: &Mutex<bool>,
 ) -> Result<TakenOver, String> {
     let mut taking = Taking::new(registry, NewEnd::new(channel));
     match taking.receive_all(prepare) {
-        Ok(()) => taking.take(),
+        Ok(()) => taking.take(has_taken),
         Err(why) => {
             taking.end.refuse(&why);
             // These have destructors that do harm.
@@ -215,7 +218,8 @@ impl<'r> Taking<'r> {
     }
 
     /// Says that this process serves, and serves.
-    fn take(mut self) -> Result<TakenOver, String> {
+    fn take(mut self, has_taken: &Mutex<bool>) -> Result<TakenOver, String> {
+        let mut has_taken = lock(has_taken);
         let taken = match self.end.take(Instant::now() + PAUSE_WAIT) {
             Ok(taken) => taken,
             Err(why) => {
@@ -223,6 +227,8 @@ impl<'r> Taking<'r> {
                 return Err(why.to_string());
             }
         };
+        *has_taken = true;
+        drop(has_taken);
         // From here on, nothing of the old process runs, and nothing here may fail.
         let _ = step(End::New, 11);
         let mut all: Vec<Made> =

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,7 @@ impl Upgrade {
         self,
         registry: &Arc<Registry>,
         prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
+        has_taken: &Mutex<bool>,
     ) -> Result<TakenOver> {
         let Self { mut client, theirs, own, drain } = self;
         let params = json!({
@@ -85,7 +86,8 @@ impl Upgrade {
         asked.context("the running daemon does not hand its devices over")?;
         // From here on, the end of the other process is the end of the channel.
         drop((client, theirs));
-        take_over(registry, own, prepare).map_err(|why| anyhow!("the running daemon goes on: {why}"))
+        take_over(registry, own, prepare, has_taken)
+            .map_err(|why| anyhow!("the running daemon goes on: {why}"))
     }
 }
 
