@@ -50,8 +50,11 @@ fn fails(mut new: Process) -> String {
     lines.last().cloned().unwrap_or_default()
 }
 
+/// Connects a driver that does not connect again.
 fn connect(daemon: &Daemon, device: &str) -> Disk {
-    Disk::connect(Options { queues: 1, ..Options::new(daemon.socket_of(device)) }).unwrap()
+    let reconnect_limit = Duration::ZERO;
+    let options = Options { queues: 1, reconnect_limit, ..Options::new(daemon.socket_of(device)) };
+    Disk::connect(options).unwrap()
 }
 
 fn write(disk: &Disk, version: u64) {
