@@ -16,6 +16,8 @@ use kickless_control::{Client, ClientError};
 use kickless_driver::{Disk, Options};
 use kickless_testing::{LIMIT, pattern};
 use kickless_tests::daemon::{Daemon, Process, child_command, kickless_binary, wait_for_exit};
+use kickless_tests::driver::request::Request as MachineRequest;
+use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::image_dir;
 use kickless_tests::hostile_backend::returns_in_time;
 use kickless_tests::qcow2::qemu_img;
@@ -48,8 +50,11 @@ fn fails(mut new: Process) -> String {
     lines.last().cloned().unwrap_or_default()
 }
 
+/// Connects a driver that does not connect again.
 fn connect(daemon: &Daemon, device: &str) -> Disk {
-    Disk::connect(Options { queues: 1, ..Options::new(daemon.socket_of(device)) }).unwrap()
+    let reconnect_limit = Duration::ZERO;
+    let options = Options { queues: 1, reconnect_limit, ..Options::new(daemon.socket_of(device)) };
+    Disk::connect(options).unwrap()
 }
 
 fn write(disk: &Disk, version: u64) {
@@ -174,7 +179,7 @@ fn devices_keep_their_states() {
         // The device that is away is tried again.
         File::create_new(&away).unwrap().set_len(1 << 20).unwrap();
         let deadline = Instant::now() + LIMIT;
-        while state(&daemon, "away") == "unavailable" {
+        while state(&daemon, "away") != "free" {
             assert!(Instant::now() < deadline);
             thread::sleep(Duration::from_millis(20));
         }
@@ -323,5 +328,131 @@ fn devices_of_descriptors_and_of_a_command_line_go_on() {
         // Its next guest has it too.
         assert!(reads(&connect(&daemon, "given"), 5));
         assert!(daemon.stop().unwrap().0.success());
+    });
+}
+
+/// A disk over an image whose writes take this long.
+fn slow(image: &Path, delay: &str) -> String {
+    format!("blk-file = \"fault:delay={delay}@write:{}\"", image.display())
+}
+
+#[test]
+fn a_slow_disk_delays_the_others_up_to_the_limit() {
+    returns_in_time(|| {
+        let dir = image_dir().unwrap();
+        let image = dir.path().join("image");
+        File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+        let devices = [("quick", NULL), ("slow", &*slow(&image, "2s"))];
+        let mut daemon = Daemon::serve_with(&["--control"], "", &devices).unwrap();
+        let (quick, disk) = (connect(&daemon, "quick"), connect(&daemon, "slow"));
+        let writing = |run: &mut dyn FnMut()| {
+            thread::scope(|scope| {
+                let written = scope.spawn(|| write(&disk, 1));
+                thread::sleep(Duration::from_millis(100));
+                run();
+                written.join().unwrap();
+            });
+        };
+        writing(&mut || {
+            let said = fails(daemon.begin_upgrade(&[], &["--upgrade-drain=100ms"]).unwrap());
+            assert!(said.contains("the device slow") && said.contains("did not complete in time"), "{said}");
+            write(&quick, 1);
+        });
+        // The final state of the quick device waits longer for that of the slow one than a process answers.
+        writing(&mut || {
+            let new = daemon.begin_upgrade(&[], &["--upgrade-drain=20s"]).unwrap();
+            takes_over(&mut daemon, new);
+        });
+        assert!(reads(&disk, 1));
+        // A daemon that ends is not handed over.
+        writing(&mut || {
+            daemon.signal(Signal::TERM).unwrap();
+            thread::sleep(Duration::from_millis(100));
+            let said = fails(daemon.begin_upgrade(&[], &[]).unwrap());
+            assert!(said.contains("the daemon is stopping"), "{said}");
+        });
+        drop((quick, disk));
+        assert!(daemon.stop().is_ok_and(|(status, _)| status.success()));
+    });
+}
+
+#[test]
+fn a_device_leaves_before_or_after_an_upgrade() {
+    returns_in_time(|| {
+        let mut daemon =
+            Daemon::serve_with(&["--control"], "", &[("a", NULL), ("b", NULL), ("c", NULL)]).unwrap();
+        let (b, c) = (connect(&daemon, "b"), connect(&daemon, "c"));
+        daemon.reload("", &[("a", NULL)]).unwrap();
+        let leaves = |line: &str| {
+            (line.contains("name=\"c\"") && line.contains("its front-end has left")).then_some(())
+        };
+        daemon.log().wait_for("leaving", LIMIT, leaves).unwrap();
+        let names = |daemon: &Daemon| {
+            let list = call(daemon, "device.list", &json!({}));
+            list.as_array()
+                .unwrap()
+                .iter()
+                .map(|device| device["name"].as_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        let wait_for = |daemon: &Daemon, wanted: &[&str]| {
+            let deadline = Instant::now() + LIMIT;
+            while names(daemon) != wanted {
+                assert!(Instant::now() < deadline, "{:?}", names(daemon));
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let (new, ()) = while_upgraded(&daemon, |_| drop(b));
+        takes_over(&mut daemon, new);
+        wait_for(&daemon, &["a", "c"]);
+        write(&c, 1);
+        drop(c);
+        wait_for(&daemon, &["a"]);
+        assert!(daemon.stop().unwrap().0.success());
+    });
+}
+
+#[test]
+fn a_disk_that_has_stopped_on_an_error_goes_on() {
+    returns_in_time(|| {
+        let dir = image_dir().unwrap();
+        for keeps_inflight in [true, false] {
+            let image = dir.path().join(format!("image-{keeps_inflight}"));
+            File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+            // Each process finds no room once.
+            let disk =
+                format!("blk-file = \"fault:enospc@write+nth=1:{}\"\non-error = \"stop\"", image.display());
+            let mut daemon = Daemon::serve_with(&["--control"], "", &[("a", &disk)]).unwrap();
+            let shape = Shape { queues: 1, size: 32, returns: true, ..Shape::LINUX };
+            let mut machine = Machine::prepare(&daemon.socket_of("a"), &shape).unwrap();
+            if keeps_inflight {
+                machine.get_and_set_inflight().unwrap();
+            }
+            machine.resume().unwrap();
+            let request = MachineRequest::write(0, &pattern(3, 4096));
+            machine.submit(0, &request).unwrap();
+            let state =
+                |daemon: &Daemon| call(daemon, "device.get", &json!({ "name": "a" }))["state"].clone();
+            let stops = |daemon: &Daemon| {
+                let deadline = Instant::now() + LIMIT;
+                while state(daemon) != "stopped" {
+                    assert!(Instant::now() < deadline, "{}", state(daemon));
+                    thread::sleep(Duration::from_millis(10));
+                }
+            };
+            stops(&daemon);
+            if keeps_inflight {
+                daemon.upgrade().unwrap();
+                stops(&daemon);
+            } else {
+                let said = fails(daemon.begin_upgrade(&[], &[]).unwrap());
+                assert!(said.contains("the device a cannot be handed over"), "{said}");
+            }
+            call(&daemon, "device.resume", &json!({ "name": "a" }));
+            assert_eq!(machine.outcome(0, &request).unwrap().status, kickless_spec::blk::S_OK);
+            assert_eq!(machine.read(0, 0, 4096).unwrap(), pattern(3, 4096));
+            drop(machine);
+            assert!(daemon.stop().unwrap().0.success());
+        }
     });
 }

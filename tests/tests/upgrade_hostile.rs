@@ -227,11 +227,13 @@ fn a_new_process_that_stops_before_its_last_word_gets_nothing() {
     });
 }
 
+type Change = dyn Fn(&mut Value, &mut Vec<OwnedFd>);
+
 /// Changes a record of the old process.
 struct Lie {
     kind: u16,
     name: &'static str,
-    change: Box<dyn Fn(&mut Value, &mut Vec<OwnedFd>)>,
+    change: Box<Change>,
     /// Words of the new process, or nothing if it cannot know that this is a lie.
     words: &'static str,
 }

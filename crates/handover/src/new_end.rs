@@ -33,7 +33,7 @@ pub enum FromOld {
         /// Its record.
         record: Record,
     },
-    /// A device that was sent has left.
+    /// A device has left, whether it was sent or not.
     Gone {
         /// The position of the device in the plan.
         number: u32,

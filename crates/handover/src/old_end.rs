@@ -42,7 +42,7 @@ impl OldEnd {
         self.answer(Kind::Made, number, deadline)
     }
 
-    /// Says that a device that was sent has left.
+    /// Says that a device has left, whether it was sent or not.
     ///
     /// # Errors
     /// As for [`OldEnd::plan`].

@@ -35,10 +35,10 @@ impl Order {
         let is_ordered = match (kind, self.served) {
             _ if self.is_complete => false,
             (Kind::Plan, None) => number <= DEVICES_MAX,
-            (Kind::Device, Some(served)) => {
-                let is_new = stage.is_none() && number < DEVICES_MAX && known < served as usize;
-                self.finals == 0 && (is_new || stage == Some(Stage::Given))
+            (Kind::Device | Kind::Gone, Some(served)) if stage.is_none() => {
+                self.finals == 0 && number < DEVICES_MAX && known < served as usize
             }
+            (Kind::Device, Some(_)) => self.finals == 0 && stage == Some(Stage::Given),
             (Kind::Gone | Kind::Final, Some(_)) => stage == Some(Stage::Given),
             (Kind::Last, Some(served)) => {
                 let is_open = self.devices.values().any(|stage| *stage == Stage::Given);
@@ -87,6 +87,7 @@ mod tests {
             &[(Plan, 2), (Device, 0), (Device, 7), (Device, 0), (Final, 7), (Final, 0), (Last, 2)][..],
             &[(Plan, 2), (Device, 0), (Device, 1), (Gone, 0), (Final, 1), (Last, 1)],
             &[(Plan, 1), (Device, 0), (Gone, 0), (Last, 0)],
+            &[(Plan, 2), (Gone, 4), (Device, 0), (Final, 0), (Last, 1)],
             &[(Plan, 0), (Last, 0)],
         ] {
             assert_eq!(ordered(messages), messages.len(), "{messages:?}");
@@ -114,6 +115,9 @@ mod tests {
             &[(Plan, 1), (Device, 0), (Final, 0), (Device, 0)],
             &[(Plan, 1), (Device, 0), (Final, 0), (Gone, 0)],
             &[(Plan, 1), (Device, 0), (Gone, 0), (Device, 0)],
+            &[(Plan, 1), (Gone, 0), (Device, 0)],
+            &[(Plan, 1), (Gone, 0), (Gone, 0)],
+            &[(Plan, 1), (Gone, 0), (Gone, 1)],
             &[(Plan, 1), (Device, 0), (Final, 0), (Last, 0)],
             &[(Plan, 0), (Last, 0), (Last, 0)],
         ] {

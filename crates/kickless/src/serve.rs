@@ -2,8 +2,8 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{mem, thread};
 
@@ -16,6 +16,7 @@ use kickless_io::Waker;
 use kickless_memory::fault;
 use kickless_opener::TURN_WAIT;
 use kickless_sandbox::Refusals;
+use kickless_sync::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -58,6 +59,8 @@ struct Opening {
     upgrade: Option<Upgrade>,
     /// The devices that the process before has left.
     shelved: Option<Shelved>,
+    /// This process has taken over from it. Locked while it does.
+    has_taken: Arc<Mutex<bool>>,
 }
 
 /// Serves all devices until a signal arrives, or until all devices have ended. A device on an inherited
@@ -88,7 +91,8 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
     crate::attack::start()?;
     // From here on, the process reads what images, servers and front-ends contain and send.
     let refusals = sandbox.as_mut().map(Sandbox::lock).transpose()?.flatten();
-    let opening = Opening { registry: Arc::new(registry), service, endpoint, upgrade, shelved };
+    let has_taken = Arc::default();
+    let opening = Opening { registry: Arc::new(registry), service, endpoint, upgrade, shelved, has_taken };
     let Opened { registry, devices: opened, service } = open(opening, wait, &signals)?;
     if let Some(sandbox) = &sandbox {
         sandbox.report();
@@ -177,6 +181,7 @@ fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> an
 fn open(opening: Opening, wait: (UnixStream, UnixStream), signals: &Signals) -> Result<Opened> {
     let (done, at_end) = wait;
     let (sender, opened) = channel();
+    let has_taken = opening.has_taken.clone();
     let opener = move || {
         // The send fails only if the main thread has given up, and then the process ends.
         let _ = sender.send(open_all(opening));
@@ -190,10 +195,13 @@ fn open(opening: Opening, wait: (UnixStream, UnixStream), signals: &Signals) -> 
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error).context("the disks cannot be waited for"),
         }
-        if !fds[0].revents().is_empty() {
+        let has_taken = lock(&has_taken);
+        if !fds[0].revents().is_empty() && !*has_taken {
             info!("asked to stop before all disks were open");
             exit::exit_now(0);
         }
+        drop(has_taken);
+        // A process that has taken over stops in order, when it serves.
         if !fds[1].revents().is_empty() {
             return opened.recv().context("the disks cannot be opened")?;
         }
@@ -219,7 +227,7 @@ enum OpenDevices {
 }
 
 fn open_all(opening: Opening) -> Result<Opened> {
-    let Opening { registry, service, mut endpoint, upgrade, shelved } = opening;
+    let Opening { registry, service, mut endpoint, upgrade, shelved, has_taken } = opening;
     if let Some(upgrade) = upgrade {
         let mut sockets = control::Sockets::default();
         let mut bind = |beside: &Beside| -> Result<(), String> {
@@ -227,7 +235,7 @@ fn open_all(opening: Opening) -> Result<Opened> {
             sockets = bound.map_err(|error| sentence(&*error))?;
             Ok(())
         };
-        let taken = upgrade.take_over(&registry, &mut bind).unwrap_or_else(|error| {
+        let taken = upgrade.take_over(&registry, &mut bind, &has_taken).unwrap_or_else(|error| {
             // No other process knows these.
             drop(mem::take(&mut sockets));
             // Other destructors would remove names that the other process serves.

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kickless_device::Handed;
 use kickless_handover::v1::{Device, Final, Phase, Plan, Planned};
 use kickless_handover::{FromOld, NewEnd, Record, Shelved, Taken};
+use kickless_sync::lock;
 use kickless_vhost::Restored;
 use tracing::{error, warn};
 
@@ -55,7 +56,9 @@ struct Made {
 
 /// Takes all devices over from the process at the other end of `channel`, and serves them. The registry has
 /// none, and has its pool. Calls `prepare` when it knows what passes beside the devices, and gives up if that
-/// fails. `check` says at the last moment whether this process still may.
+/// fails. `check` says at the last moment whether this process still may. `has_taken` is locked while this
+/// process says that it serves, so a thread that has the lock knows whether it does, and can end the process
+/// if not.
 ///
 /// # Errors
 /// The other process goes on, and knows the reason. This one must end now, without running destructors: they
@@ -65,10 +68,16 @@ pub fn take_over(
     channel: OwnedFd,
     prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
     check: impl FnOnce() -> Result<(), String>,
+    has_taken: &Mutex<bool>,
 ) -> Result<TakenOver, String> {
     let (mut taking, mut end) = (Taking::new(registry), NewEnd::new(channel));
     let taken = match taking.receive_all(&mut end, prepare).and_then(|()| check()) {
-        Ok(()) => end.take(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string()),
+        Ok(()) => {
+            let mut has_taken = lock(has_taken);
+            let taken = end.take(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string());
+            *has_taken = taken.is_ok();
+            taken
+        }
         Err(why) => {
             end.refuse(&why);
             Err(why)
@@ -173,9 +182,8 @@ impl<'r> Taking<'r> {
                     step(End::New, 5)?;
                 }
                 FromOld::Gone { number } => {
-                    if let Some(Coming { made: Some(made), .. }) = self.devices.remove(&number) {
-                        drop(made.unmake());
-                    }
+                    let gone = self.devices.remove(&number).ok_or("a device is not in the plan")?;
+                    drop(gone.made.map(Made::unmake));
                 }
                 FromOld::Final { number, record } => {
                     step(End::New, 8)?;

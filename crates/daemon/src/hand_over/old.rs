@@ -119,7 +119,8 @@ fn prepare(
     let park = Instant::now() + PARK_WAIT;
     for has_iommu in [false, true] {
         // All are asked before the first is waited for.
-        let of_these = passing.iter_mut().filter(|device| device.has_iommu() == has_iommu);
+        let of_these =
+            passing.iter_mut().filter(|device| !device.has_left() && device.has_iommu() == has_iommu);
         let asked: Vec<_> = of_these.map(|device| (device.ask(), device)).collect();
         for (request, device) in asked {
             device.park(request, end, park)?;

@@ -40,6 +40,8 @@ pub(super) struct Passing {
     /// All rings are asked to park.
     is_parking: bool,
     has_iommu: bool,
+    /// Its front-end has left, and the device with it.
+    has_left: bool,
 }
 
 impl Passing {
@@ -67,14 +69,19 @@ impl Passing {
         refusal(&self.device, why)
     }
 
-    /// Gives the device for the first time, unless it gives slowly. Its session is parked for a moment.
+    /// Gives the device for the first time, unless it gives slowly. Its session is parked for a moment. Tells
+    /// the new process if the device has left instead.
     pub(super) fn give_first(
         &mut self,
         end: &mut OldEnd,
         park: Instant,
         deadline: Instant,
     ) -> Result<(), String> {
-        let parked = self.device.server().park().wait(park).map_err(|why| self.refusal(why))?;
+        let parked = match self.ask().wait(park) {
+            Ok(parked) => parked,
+            Err(HandOverError::Ended) => return self.leave(end, deadline),
+            Err(why) => return Err(self.refusal(why)),
+        };
         self.has_iommu = parked.has_iommu();
         if self.device.device().gives_slowly() {
             return Ok(());
@@ -82,6 +89,17 @@ impl Passing {
         let record = self.record(&parked)?;
         parked.go_on();
         end.device(self.number, record, deadline).map_err(|error| error.to_string())
+    }
+
+    /// Tells the new process that the device has left.
+    fn leave(&mut self, end: &mut OldEnd, deadline: Instant) -> Result<(), String> {
+        self.has_left = true;
+        end.gone(self.number, deadline).map_err(|error| error.to_string())
+    }
+
+    /// Returns whether its front-end has left, and the device with it.
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left
     }
 
     /// Returns the record of the device, and notes what it is of.
@@ -116,10 +134,7 @@ impl Passing {
     ) -> Result<(), String> {
         match request.wait(deadline) {
             Ok(parked) => self.parked = Some(parked),
-            // The new process knows it only if it was given.
-            Err(HandOverError::Ended) if self.given.is_some() => {
-                end.gone(self.number, deadline).map_err(|error| error.to_string())?;
-            }
+            Err(HandOverError::Ended) => self.leave(end, deadline)?,
             Err(why) => return Err(self.refusal(why)),
         }
         Ok(())

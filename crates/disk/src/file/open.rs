@@ -95,7 +95,13 @@ impl FileDisk {
         let block = direct.as_ref().map(|direct| direct.block);
         let plain = Limits::plain(options.read_only);
         let limits = match &facts {
-            Some(facts) => topology::of_device(facts, plain, size, block.or_else(|| logical_block(&file))),
+            Some(facts) => {
+                let now = topology::of_device(facts, plain, size, block.or_else(|| logical_block(&file)));
+                // The kernel forgets that a device can write zeroes when one of these calls fails. The guest
+                // does not.
+                let handed = handed.map(|image| !options.read_only && image.punches_holes);
+                Limits { zeroes_may_unmap: handed.unwrap_or(now.zeroes_may_unmap), ..now }
+            }
             None => {
                 let can_punch =
                     || handed.map_or_else(|| can_punch_holes(&file, size), |image| image.punches_holes);

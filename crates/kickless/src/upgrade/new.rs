@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -78,9 +78,10 @@ impl Upgrade {
         self,
         registry: &Arc<Registry>,
         prepare: &mut dyn FnMut(&Beside) -> Result<(), String>,
+        has_taken: &Mutex<bool>,
     ) -> Result<TakenOver> {
         let channel = self.begin(false)?;
-        take_over(registry, channel, prepare, background::check)
+        take_over(registry, channel, prepare, background::check, has_taken)
             .map_err(|why| anyhow!("the running daemon goes on: {why}"))
     }
 

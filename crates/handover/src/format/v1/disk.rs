@@ -59,7 +59,7 @@ pub struct Image {
     pub alignment: Option<(u32, u32)>,
     /// The bytes that a guest can reach, if this is the first image.
     pub size: u64,
-    /// The file system can punch holes.
+    /// The file system can punch holes, or the device can write zeroes itself, as its guest knows it.
     pub punches_holes: bool,
 }
 
