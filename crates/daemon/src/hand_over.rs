@@ -6,7 +6,7 @@
 //!
 //! | old | new |
 //! | --- | --- |
-//! | refuses changes ([`Registry::begin_change`]), sends the plan | reads each configuration, takes names and rights |
+//! | refuses changes ([`begin_change`](crate::Registry::begin_change)), sends the plan | reads each configuration, takes names and rights |
 //! | parks each session for a moment, and sends the device | makes the disk or card, maps the memory, makes the tasks |
 //! | syncs, parks all sessions, and sends again what changed | makes that again |
 //! | **the pause**: parks the rings, sends indices and numbers | sets them, and says that it has taken over |
@@ -16,7 +16,7 @@
 //! The new one must end without destructors then ([`take_over`]), because some would remove names or write
 //! images that the old one still uses.
 //!
-//! At a restart, no process waits. [`shelve`] is a new end that keeps the records and descriptors in the
+//! At a restart, no process waits. [`shelve()`] is a new end that keeps the records and descriptors in the
 //! descriptor store of a service manager, and [`take_shelved`] serves them from there.
 
 mod config;

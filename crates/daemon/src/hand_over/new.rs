@@ -81,7 +81,7 @@ pub fn take_over(
     }
 }
 
-/// Serves the devices that a process has put into a store at its end ([`shelve`](super::shelve)). The
+/// Serves the devices that a process has put into a store at its end ([`shelve`](super::shelve())). The
 /// registry has none, and has its pool. Devices that cannot go on, or are not there, are added as at a start.
 ///
 /// # Errors
