@@ -50,7 +50,15 @@ impl Passing {
     /// # Errors
     /// The device cannot be handed over.
     pub(super) fn new(number: u32, device: DeviceRef) -> Result<Self, String> {
-        let passing = Self { number, device, given: None, parked: None, is_parking: false, has_iommu: false };
+        let passing = Self {
+            number,
+            device,
+            given: None,
+            parked: None,
+            is_parking: false,
+            has_iommu: false,
+            has_left: false,
+        };
         if passing.device.keeps_disk() {
             return Err(passing.refusal("it keeps its disk, because some writes did not reach it"));
         }
