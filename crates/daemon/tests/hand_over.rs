@@ -6,7 +6,7 @@ mod common;
 use std::mem;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ fn pass(
 ) -> (Result<Given, String>, Result<TakenOver, String>) {
     let (old_end, new_end) = channel();
     thread::scope(|scope| {
-        let taken = scope.spawn(|| take_over(new, new_end));
-        (hand_over(old, beside, old_end, LIMIT), taken.join().unwrap())
+        let taken = scope.spawn(|| take_over(new, new_end, &mut |_| Ok(()), || Ok(()), &Mutex::new(false)));
+        (hand_over(old, beside, old_end, LIMIT, false), taken.join().unwrap())
     })
 }
 
@@ -95,14 +95,14 @@ fn a_registry_that_passes_refuses_changes_until_it_goes_on() {
     let registry = &old.registry;
     thread::scope(|scope| {
         let change = registry.begin_change().unwrap();
-        let passing = scope.spawn(|| hand_over(registry, &Beside::default(), old_end, LIMIT));
+        let passing = scope.spawn(|| hand_over(registry, &Beside::default(), old_end, LIMIT, false));
         while registry.begin_change().is_ok() {
             thread::yield_now();
         }
         drop(change);
         assert_eq!(registry.begin_change().unwrap_err(), BeingUpgraded);
         let (another, _theirs) = channel();
-        let refused = hand_over(registry, &Beside::default(), another, LIMIT).unwrap_err();
+        let refused = hand_over(registry, &Beside::default(), another, LIMIT, false).unwrap_err();
         assert_eq!(refused, BeingUpgraded.to_string());
         // The new process ends before it answers.
         drop(new_end);
@@ -120,5 +120,5 @@ fn a_registry_without_devices_passes() {
     let (given, taken) = (given.unwrap(), taken.unwrap());
     assert_eq!((given.devices, taken.devices, taken.stall), (0, 0, Duration::ZERO));
     drop(given);
-    assert!(taken.taken.wait_for_end(std::time::Instant::now() + LIMIT));
+    assert!(taken.taken.unwrap().wait_for_end(std::time::Instant::now() + LIMIT));
 }
