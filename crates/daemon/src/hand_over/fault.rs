@@ -1,6 +1,7 @@
 //! Lets tests make an upgrade fail at each of its steps. A release build calls nothing.
 
 /// An end of an upgrade.
+#[cfg_attr(not(debug_assertions), expect(unreachable_pub, reason = "only debug builds export it"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The process that gives.
