@@ -334,7 +334,7 @@ impl Daemon {
     }
 
     fn launch(words: &[OsString], dir: TempDir, socket: PathBuf, logs_serving: bool) -> Result<Daemon> {
-        let (child, log) = spawn(words)?;
+        let Process { child, log } = spawn(words)?;
         let mut daemon = Daemon { child, words: words.to_vec(), socket, log, dir };
         daemon.wait_until_serving(words, logs_serving)?;
         Ok(daemon)
@@ -410,8 +410,7 @@ impl Daemon {
     /// The process does not start.
     pub fn begin_upgrade(&self, environment: &[&str], more: &[&str]) -> Result<Process> {
         let environment = environment.iter().map(Into::into);
-        let (child, log) = spawn(&environment.chain(self.upgrade_words(more)).collect::<Vec<_>>())?;
-        Ok(Process { child, log })
+        spawn(&environment.chain(self.upgrade_words(more)).collect::<Vec<_>>())
     }
 
     /// Has another process in the place of this one, which it has taken over from. Returns this one.
@@ -493,7 +492,7 @@ impl Daemon {
         let before = self.log.wait_for_end(LIMIT)?;
         check_sandbox(&before)?;
         // The socket is in the directory of this daemon.
-        let (child, log) = spawn(words)?;
+        let Process { child, log } = spawn(words)?;
         (self.child, self.log) = (child, log);
         self.wait_until_serving(words, logs_serving)?;
         Ok(before)
@@ -653,7 +652,10 @@ pub struct Process {
 }
 
 /// Starts a process. The words can begin with variables of the environment. Returns it with its log.
-fn spawn(words: &[OsString]) -> Result<(Child, Transcript)> {
+///
+/// # Errors
+/// The program cannot be run.
+pub fn spawn(words: &[OsString]) -> Result<Process> {
     let mut child = child_command("env")
         .args(words)
         .stdin(Stdio::null())
@@ -662,7 +664,7 @@ fn spawn(words: &[OsString]) -> Result<(Child, Transcript)> {
         .spawn()
         .with_context(|| format!("cannot run {words:?}"))?;
     let stderr = child.stderr.take().context("no pipe")?;
-    Ok((child, Transcript::of("daemon", stderr)))
+    Ok(Process { child, log: Transcript::of("daemon", stderr) })
 }
 
 /// Returns a command whose process gets SIGKILL when the calling thread ends, also when a test is aborted.

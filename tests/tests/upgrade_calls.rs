@@ -3,25 +3,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
-use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_control::{Client, ClientError};
 use kickless_driver::{Disk, Options};
 use kickless_testing::{LIMIT, pattern};
-use kickless_tests::daemon::{Daemon, Process, child_command, kickless_binary, wait_for_exit};
+use kickless_tests::daemon::{Daemon, Process, kickless_binary, spawn, wait_for_exit};
 use kickless_tests::driver::request::Request as MachineRequest;
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::image_dir;
 use kickless_tests::hostile_backend::returns_in_time;
 use kickless_tests::qcow2::qemu_img;
-use kickless_tests::transcript::Transcript;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -226,13 +224,13 @@ fn a_new_process_with_fewer_rights_is_refused() {
         write(&disk, 1);
         // Its own command line allows less.
         let words: Vec<_> = daemon.upgrade_words(&[]).into_iter().filter(|word| *word != *root).collect();
-        let said = fails(spawn(&words));
+        let said = fails(spawn(&words).unwrap());
         assert!(said.contains("--allow-root="), "{said}");
         // A control socket that cannot be made is found before anything stops.
         let mut words = daemon.upgrade_words(&[]);
         words.retain(|word| !word.to_string_lossy().starts_with("--control="));
         words.push("--control=/nonexistent/control.sock".into());
-        let said = fails(spawn(&words));
+        let said = fails(spawn(&words).unwrap());
         assert!(said.contains("/nonexistent"), "{said}");
         assert!(reads(&disk, 1));
         daemon.upgrade().unwrap();
@@ -240,18 +238,6 @@ fn a_new_process_with_fewer_rights_is_refused() {
         drop(disk);
         assert!(daemon.stop().unwrap().0.success());
     });
-}
-
-fn spawn(words: &[OsString]) -> Process {
-    let mut child = child_command("env")
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let log = Transcript::of("new", child.stderr.take().unwrap());
-    Process { child, log }
 }
 
 /// Returns a command line that is run by another user, whose group may use the control socket.
@@ -297,7 +283,7 @@ fn another_user_gets_nothing() {
         // The same program by another path is another version of it.
         let mut words = daemon.upgrade_words(&[]);
         words[0] = program.into();
-        takes_over(&mut daemon, spawn(&words));
+        takes_over(&mut daemon, spawn(&words).unwrap());
         write(&disk, 1);
         drop(disk);
         assert!(daemon.stop().unwrap().0.success());

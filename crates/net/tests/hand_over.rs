@@ -13,6 +13,7 @@ use kickless_testing::{
     LIMIT, add_uplink, dhcp_discover, eventually, has_passt, in_network_namespace, ip, parse_pcapng,
 };
 use rig::handing::{final_port, give, give_final, open, receive_final, record_of_port, take, take_captured};
+use rig::stream::{frame, framed, plain, read_frame};
 use rig::{Kind, Rig, SIZE_MAX, counter};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -287,27 +288,6 @@ impl Stream {
         stream.peer.set_nonblocking(false).unwrap();
         stream
     }
-}
-
-fn frame(len: usize, number: u8) -> Vec<u8> {
-    (0..len).map(|n| (n as u8).wrapping_mul(3).wrapping_add(number)).collect()
-}
-
-fn plain(frame: &[u8]) -> Vec<u8> {
-    [Header::default().as_bytes(), frame].concat()
-}
-
-fn framed(frame: &[u8]) -> Vec<u8> {
-    [&(frame.len() as u32).to_be_bytes(), frame].concat()
-}
-
-/// Reads the next frame at the peer.
-fn read_frame(mut peer: &UnixStream) -> Vec<u8> {
-    let mut len = [0; 4];
-    peer.read_exact(&mut len).unwrap();
-    let mut frame = vec![0; u32::from_be_bytes(len) as usize];
-    peer.read_exact(&mut frame).unwrap();
-    frame
 }
 
 /// Polls a receive ring until it has delivered this number of frames.

@@ -13,6 +13,7 @@ use kickless_testing::{
 };
 use kickless_virtqueue::Chain;
 use rig::packets::{explosive, segments, tcp, whole};
+use rig::stream::{frame, framed, plain, read_frame};
 use rig::{Guest, Kind, Rig, SIZE_MAX, card_on, counter, kinds};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -54,27 +55,6 @@ impl Network {
     fn counter(&self, name: &str) -> u64 {
         counter(&self.card, name)
     }
-}
-
-fn frame(len: usize, number: u8) -> Vec<u8> {
-    (0..len).map(|n| (n as u8).wrapping_mul(3).wrapping_add(number)).collect()
-}
-
-fn plain(frame: &[u8]) -> Vec<u8> {
-    [Header::default().as_bytes(), frame].concat()
-}
-
-fn framed(frame: &[u8]) -> Vec<u8> {
-    [&(frame.len() as u32).to_be_bytes(), frame].concat()
-}
-
-/// Reads the next frame at the peer.
-fn read_frame(mut peer: &UnixStream) -> Vec<u8> {
-    let mut len = [0; 4];
-    peer.read_exact(&mut len).unwrap();
-    let mut frame = vec![0; u32::from_be_bytes(len) as usize];
-    peer.read_exact(&mut frame).unwrap();
-    frame
 }
 
 /// Sends frames until the card has a connection.

@@ -7,6 +7,7 @@ pub mod lost_memory;
 pub mod packets;
 pub mod pair;
 pub mod running;
+pub mod stream;
 pub mod switch;
 
 use kickless_device::{
