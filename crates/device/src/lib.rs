@@ -34,9 +34,9 @@
 //! ring, and after `detach` the [`TaskHandle`] has the task. Its [`Position`] is all that another process
 //! needs to go on with the ring. `unpark` gives the task back to a worker, which attaches it again.
 //!
-//! That process has made its task before, over a vring without areas ([`Vring::unmapped`]). The vring learns
-//! its position later ([`Vring::begin_at`]). So a new task reads nothing of its ring before `attach`. Once
-//! the ring has no other user, its areas are mapped ([`Vring::begin`]). Then 1 follows from `spawn` on.
+//! The other process has made its task before, over a vring without areas ([`Vring::unmapped`]). The vring
+//! learns its position later ([`Vring::begin_at`]). So a new task reads nothing of its ring before `attach`.
+//! Once the ring has no other user, its areas are mapped ([`Vring::begin`]). Then 1 follows from `spawn` on.
 //!
 //! # Example
 //! A task that fills the first writable buffer of each chain with zeros:

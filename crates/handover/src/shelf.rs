@@ -4,7 +4,7 @@
 //! service manager keeps these while it starts the next process. Each message can be taken once, so a process
 //! that starts later cannot use an old state.
 //!
-//! Nobody answers, so all messages of a shelf must fit into the queue of a socket.
+//! A shelf gets no answers, so all messages of a shelf must fit into the queue of a socket.
 
 use crate::error::Error;
 use crate::message::Kind;
