@@ -145,7 +145,7 @@ impl Daemon {
         check_user(peer.uid, self.hooks.user)?;
         let channel = given.duplicate(CHANNEL).map_err(|error| RpcError::params(format!("fds: {error}")))?;
         check_channel(&channel)?;
-        (self.hooks.upgrade)(Successor { wants, pid: peer.pid, channel })
+        (self.hooks.upgrade)(Successor { wants, channel })
     }
 
     fn info(&self) -> Value {

@@ -56,4 +56,4 @@ pub use openrpc::OPENRPC;
 pub use rpc::{Refused, Request, RpcError, answer};
 pub use server::{Access, CALLS_TARGET, Server};
 pub use stats::{DeviceStats, LatencyStats, OperationStats, QueueStats, Stats, WorkerStats};
-pub use upgrade::{CHANNEL, Successor, Upgrade};
+pub use upgrade::{CHANNEL, Successor, Upgrade, check_drain};

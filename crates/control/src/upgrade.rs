@@ -43,8 +43,6 @@ pub struct Upgrade {
 pub struct Successor {
     /// Its parameters.
     pub wants: Upgrade,
-    /// Its number, or 0 if it is of another namespace of processes.
-    pub pid: i32,
     /// The end of the channel to it.
     pub channel: OwnedFd,
 }
@@ -54,10 +52,17 @@ fn default_drain() -> Duration {
 }
 
 fn drain<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    match parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)? {
-        drain if DRAINS.contains(&drain) => Ok(drain),
-        _ => Err(D::Error::custom("drain: it must be from 100ms to 30s")),
-    }
+    let text = String::deserialize(from)?;
+    let drain = parse_duration(&text).map_err(D::Error::custom)?;
+    check_drain(drain).map_err(|why| D::Error::custom(format!("drain: {why}")))
+}
+
+/// Checks the longest time that requests in flight have to complete. Returns it.
+///
+/// # Errors
+/// It is too short or too long. The error is one sentence.
+pub fn check_drain(drain: Duration) -> Result<Duration, &'static str> {
+    if DRAINS.contains(&drain) { Ok(drain) } else { Err("it must be from 100ms to 30s") }
 }
 
 /// Checks that the caller is the user of this process, or root. Users of other namespaces all look like the

@@ -30,7 +30,7 @@ pub struct Change<'r>(&'r Changes);
 /// Refuses changes until it is dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct Freeze<'r>(&'r Changes);
+pub(crate) struct Freeze<'r>(&'r Changes);
 
 /// The error of a change, or of a second freeze, while the devices pass to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +39,7 @@ pub struct BeingUpgraded;
 
 /// The reason for which the devices cannot be frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FreezeError {
+pub(crate) enum FreezeError {
     /// Another caller has frozen them.
     #[error(transparent)]
     Frozen(#[from] BeingUpgraded),

@@ -87,7 +87,7 @@ pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{
     AddError, CaptureError, DrainError, FindError, RemoveError, ResizeError, ServeError, SetError,
 };
-pub use freeze::{BeingUpgraded, Change, Freeze, FreezeError};
+pub use freeze::{BeingUpgraded, Change};
 pub use hand_over::{Beside, Given, TakenOver, hand_over, shelve, take_over, take_shelved};
 #[cfg(debug_assertions)]
 pub use hand_over::{End, StepHook, set_step_hook};

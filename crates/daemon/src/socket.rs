@@ -80,6 +80,14 @@ impl PassedListener {
         Ok(Self { socket: listener.socket().try_clone()?, name: listener.name() })
     }
 
+    /// Returns a duplicate.
+    ///
+    /// # Errors
+    /// The process has no free descriptor.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { socket: self.socket.try_clone()?, name: self.name.clone() })
+    }
+
     /// Serves front-ends of this socket from now on. Its name is removed at the end.
     pub(crate) fn into_endpoint(self) -> Endpoint {
         Endpoint::Listening(self.into_listener())

@@ -38,7 +38,7 @@ pub(crate) fn put(control: &Path) -> Result<()> {
     let keep =
         |ends: [BorrowedFd<'_>; 2]| manager.tell(&message, &ends).map_err(|error| format!("{error:#}"));
     let finish = || manager.barrier().map_err(|error| format!("{error:#}"));
-    shelve(channel, keep, finish).map(drop).map_err(|why| {
+    shelve(channel, keep, finish).map_err(|why| {
         let _ = remove(&manager);
         anyhow!("the running daemon goes on: {why}")
     })

@@ -4,12 +4,10 @@ use std::path::PathBuf;
 
 use kickless_handover::{Given, Giving, v1};
 use kickless_opener::NameOfSocket;
-use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketType};
 
 use crate::config::{DeviceConfig, Key, KeyError, Kinds, Notation, check, values};
 use crate::sentence::sentence;
-use crate::socket::PassedListener;
+use crate::socket::{Endpoint, PassedListener};
 
 /// Returns a configuration as a record has it: the keys of a call, without those that have no value.
 pub(super) fn written(config: &DeviceConfig) -> Result<v1::Config, String> {
@@ -48,16 +46,13 @@ pub(super) fn give_listener(of: &PassedListener, to: &mut Giving) -> Result<v1::
 /// Takes a listening socket from a record.
 pub(super) fn take_listener(of: v1::Listener, given: &mut Given) -> Result<PassedListener, String> {
     let socket = given.fd(of.socket).map_err(|error| error.to_string())?;
-    let is_one = socket_domain(&socket) == Ok(AddressFamily::UNIX)
-        && socket_type(&socket) == Ok(SocketType::STREAM)
-        && socket_acceptconn(&socket) == Ok(true);
-    if !is_one {
+    let Ok(Endpoint::Listening(listener)) = Endpoint::given(socket) else {
         return Err("a descriptor is no unix stream socket that listens".into());
-    }
+    };
     let name = of.name.map(|name| NameOfSocket {
         path: PathBuf::from(name.path),
         device: name.device,
         inode: name.inode,
     });
-    Ok(PassedListener { socket: socket.into(), name })
+    Ok(PassedListener { socket: listener.into_socket(), name })
 }

@@ -315,10 +315,7 @@ impl Made {
         opened.make_handed(Handed { state: own, given: &mut given }).map_err(|error| sentence(&error))?;
         let served = registry.served_device(&mut opened).map_err(|error| sentence(&error))?;
         let served = match &listener {
-            Some(listener) => served.with_listener(PassedListener {
-                socket: listener.socket.try_clone().map_err(|error| error.to_string())?,
-                name: listener.name.clone(),
-            }),
+            Some(listener) => served.with_listener(listener.try_clone().map_err(|error| error.to_string())?),
             None => served,
         };
         let restored = served.server().restore(&device, &mut given).map_err(|error| error.to_string())?;

@@ -109,7 +109,10 @@ fn prepare(
     step(End::Old, 2)?;
     end.plan(passing.len() as u32, record, deadline()).map_err(|error| error.to_string())?;
     step(End::Old, 3)?;
-    for_all(passing, passing::look)?;
+    for_all(passing, |device| {
+        passing::look(device);
+        Ok(())
+    })?;
     for device in &mut *passing {
         device.give_first(end, Instant::now() + PARK_WAIT, deadline())?;
         step(End::Old, 4)?;

@@ -18,10 +18,8 @@ fn refusal(device: &ServedDevice, why: impl Display) -> String {
 
 /// Looks at the medium of a device. Another program may have changed a disk that no guest uses, and the next
 /// process would find another one than this process knows.
-#[expect(clippy::unnecessary_wraps, reason = "as `settle`")]
-pub(super) fn look(device: &ServedDevice) -> Result<(), String> {
+pub(super) fn look(device: &ServedDevice) {
     device.config().span().in_scope(|| device.device().refresh());
-    Ok(())
 }
 
 /// Makes a device ready for the pause, while its rings run. Can wait for its medium.

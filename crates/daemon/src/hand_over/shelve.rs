@@ -14,7 +14,7 @@ const END_WAIT: Duration = Duration::from_secs(10);
 
 /// Takes all devices over from the process at the other end of `channel`, and puts them into a store: `keep`
 /// gets each pair of descriptors, and `finish` returns when the store has all. Waits until the other process
-/// has ended. Returns the number of devices.
+/// has ended.
 ///
 /// Reads nothing of what guests and front-ends have sent. A device that needs too much room is left out: its
 /// connection closes when this process ends.
@@ -25,14 +25,14 @@ pub fn shelve(
     channel: OwnedFd,
     mut keep: impl FnMut([BorrowedFd<'_>; 2]) -> Result<(), String>,
     finish: impl FnOnce() -> Result<(), String>,
-) -> Result<usize, String> {
+) -> Result<(), String> {
     let mut end = NewEnd::new(channel);
-    match receive(&mut end, &mut keep).and_then(|devices| finish().map(|()| devices)) {
-        Ok(devices) => {
+    match receive(&mut end, &mut keep).and_then(|()| finish()) {
+        Ok(()) => {
             let taken = end.take(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string())?;
             taken.release();
             taken.wait_for_end(Instant::now() + END_WAIT);
-            Ok(devices)
+            Ok(())
         }
         Err(why) => {
             end.refuse(&why);
@@ -45,8 +45,8 @@ pub fn shelve(
 fn receive(
     end: &mut NewEnd,
     keep: &mut impl FnMut([BorrowedFd<'_>; 2]) -> Result<(), String>,
-) -> Result<usize, String> {
-    let (mut devices, mut kept) = (BTreeMap::<u32, Record>::new(), 0);
+) -> Result<(), String> {
+    let mut devices = BTreeMap::<u32, Record>::new();
     loop {
         // In the pause, disks are written back.
         match end.receive(Instant::now() + PREPARE_WAIT).map_err(|error| error.to_string())? {
@@ -63,9 +63,8 @@ fn receive(
                     Ok(shelf) => keep(shelf.ends())?,
                     Err(error) => warn!(number, %error, "a device does not fit into the store"),
                 }
-                kept += 1;
             }
-            FromOld::Last => return Ok(kept),
+            FromOld::Last => return Ok(()),
         }
         end.confirm(Instant::now() + PAUSE_WAIT).map_err(|error| error.to_string())?;
     }

@@ -1,9 +1,9 @@
 //! The options to take over from a running daemon.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
+use kickless_control::check_drain;
 use kickless_values::parse_duration;
 
 /// The daemon to take over from.
@@ -28,9 +28,6 @@ pub(crate) struct UpgradeOptions {
 pub(crate) struct DrainTime(pub(crate) String);
 
 fn parse_drain(text: &str) -> Result<DrainTime, String> {
-    let range = Duration::from_millis(100)..=Duration::from_secs(30);
-    match parse_duration(text)? {
-        drain if range.contains(&drain) => Ok(DrainTime(text.to_owned())),
-        _ => Err("it must be from 100ms to 30s".into()),
-    }
+    check_drain(parse_duration(text)?)?;
+    Ok(DrainTime(text.to_owned()))
 }

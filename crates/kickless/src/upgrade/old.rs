@@ -115,11 +115,8 @@ impl HandOver {
 
     fn hand_over(&self, registry: &Registry, to: Successor) -> Result<Given, String> {
         let of_file = self.reload.as_ref().map(Reload::devices).unwrap_or_default();
-        let mut control = Vec::with_capacity(self.control.len());
-        for PassedListener { socket, name } in &self.control {
-            let socket = socket.try_clone().map_err(|error| error.to_string())?;
-            control.push(PassedListener { socket, name: name.clone() });
-        }
+        let control = self.control.iter().map(PassedListener::try_clone).collect::<Result<_, _>>();
+        let control = control.map_err(|error| error.to_string())?;
         let beside = Beside { of_file, control, log_filter: log::changed_filter() };
         hand_over(registry, &beside, to.channel, to.wants.drain, to.wants.store)
     }
