@@ -117,7 +117,8 @@ impl HandOver {
         let of_file = self.reload.as_ref().map(Reload::devices).unwrap_or_default();
         let control = self.control.iter().map(PassedListener::try_clone).collect::<Result<_, _>>();
         let control = control.map_err(|error| error.to_string())?;
-        let beside = Beside { of_file, control, log_filter: log::changed_filter() };
+        let (log_filter, watchdog) = (log::changed_filter(), None);
+        let beside = Beside { of_file, control, log_filter, watchdog };
         hand_over(registry, &beside, to.channel, to.wants.drain, to.wants.store)
     }
 
