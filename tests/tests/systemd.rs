@@ -17,7 +17,7 @@ use kickless_tests::transcript::Transcript;
 use tempfile::TempDir;
 
 /// The longest time of the trial on an emulated CPU that others use too.
-const LIMIT: Duration = Duration::from_secs(500);
+const LIMIT: Duration = Duration::from_secs(800);
 
 const DEVICES: &str = r#"
 [[device]]
