@@ -1,7 +1,7 @@
 # The project's commands. Each target installs what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio install install-driver
+.PHONY: build setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -65,6 +65,10 @@ bench-poll: build
 fio:
 	tools/setup
 	fio/prepare
+
+# Makes the files of a release in target/dist, twice, and compares them.
+dist:
+	tools/dist
 
 # Installs the program and the driver for programs in C.
 install: build install-driver
