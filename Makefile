@@ -1,7 +1,7 @@
 # The project's commands. Each target installs what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist install install-driver
+.PHONY: build image setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -12,6 +12,10 @@ FUZZ_RUNS ?= 2000000
 build:
 	tools/setup build
 	cargo build --locked --release -p kickless
+
+# Builds the OCI image of the program, target/container/kickless.tar.
+image: build
+	tools/container
 
 # Installs the packages that building and testing need.
 setup:
