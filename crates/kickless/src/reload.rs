@@ -33,6 +33,8 @@ pub(crate) struct Reload {
 
 struct ReloadRequest {
     used: UsedDevices,
+    /// The service manager is told. It knows that a start or an upgrade reads the file.
+    is_told: bool,
     /// The receiver of the result, if a call waits for it.
     reply: Option<SyncSender<Result<Reloaded, String>>>,
 }
@@ -68,7 +70,7 @@ impl Reload {
     /// Requests that the file is read and applied. Does not wait for it.
     pub(crate) fn request(&self) {
         // The thread ends with the program.
-        let _ = self.requests.send(ReloadRequest { used: UsedDevices::Keep, reply: None });
+        let _ = self.requests.send(ReloadRequest { used: UsedDevices::Keep, is_told: true, reply: None });
     }
 
     /// Reads the file and applies it. Waits for the result.
@@ -76,8 +78,20 @@ impl Reload {
     /// # Errors
     /// The file is wrong, and nothing of it is used. The error is one sentence.
     pub(crate) fn call(&self, used: UsedDevices) -> Result<Reloaded, String> {
+        self.call_told(used, true)
+    }
+
+    /// Reads the file at the end of an upgrade, as [`Reload::call`] does. The service manager is not told.
+    ///
+    /// # Errors
+    /// As for [`Reload::call`].
+    pub(crate) fn call_at_start(&self) -> Result<Reloaded, String> {
+        self.call_told(UsedDevices::Keep, false)
+    }
+
+    fn call_told(&self, used: UsedDevices, is_told: bool) -> Result<Reloaded, String> {
         let (reply, result) = sync_channel(1);
-        let _ = self.requests.send(ReloadRequest { used, reply: Some(reply) });
+        let _ = self.requests.send(ReloadRequest { used, is_told, reply: Some(reply) });
         let result = result.recv_timeout(ANSWER_WAIT);
         result.unwrap_or_else(|_| Err("the configuration file is still being read or applied".into()))
     }
@@ -91,8 +105,10 @@ fn serve(
     devices: &Mutex<Vec<DeviceConfig>>,
     state: &ServiceState,
 ) {
-    while let Ok(ReloadRequest { used, reply }) = requested.recv() {
-        state.reloading();
+    while let Ok(ReloadRequest { used, is_told, reply }) = requested.recv() {
+        if is_told {
+            state.reloading();
+        }
         let earlier = lock(devices).clone();
         let read = read(path, &earlier).map_err(|error| sentence(&*error));
         let Some(registry) = registry.upgrade() else { return };
@@ -118,7 +134,9 @@ fn serve(
         let is_empty = registry.list().is_empty();
         drop(change);
         drop(registry);
-        state.ready();
+        if is_told {
+            state.ready();
+        }
         log(&result);
         if is_empty && result.is_ok() {
             warn!("no device is left: correct the configuration file, and have it read again");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_control::{CHANNEL, Client};
-use kickless_daemon::{Beside, FORMATS, Registry, TakenOver, UsedDevices, take_over};
+use kickless_daemon::{Beside, FORMATS, Registry, TakenOver, take_over};
 use kickless_opener::peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::geteuid;
@@ -133,7 +133,7 @@ impl UpgradeEnd {
             }
             if let Some(reload) = reload {
                 // The thread logs the result.
-                let _ = reload.call(UsedDevices::Keep);
+                let _ = reload.call_at_start();
             }
             background::done();
         };
