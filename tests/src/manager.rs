@@ -1,8 +1,11 @@
-//! A small service manager: what systemd does for one unit with `NotifyAccess=exec` and a descriptor store.
+//! A small service manager: what systemd does for one unit with `Type=notify`, `NotifyAccess=all`, a
+//! watchdog, sockets and a descriptor store.
 //!
-//! It runs commands of the unit, and takes messages (`MAINPID`, `FDSTORE`, `FDSTOREREMOVE`, `BARRIER`) from
-//! the main process and from a command that it runs. It passes stored descriptors to the next main process.
-//! As systemd does, it drops a stored descriptor whose other end is closed.
+//! It runs commands of the unit. It takes messages about the main process and the store (`MAINPID`,
+//! `FDSTORE`, `FDSTOREREMOVE`, `BARRIER`) from the main process and from a command that it runs, and notes
+//! those of others: kickless's helpers send none. All other messages it takes from each process, as systemd
+//! does from each one of the unit. It passes sockets, and stored descriptors, to the next main process. As
+//! systemd does, it drops a stored descriptor whose other end is closed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -65,8 +68,17 @@ struct State {
     control: Option<i32>,
     store: Vec<(String, OwnedFd)>,
     moves: Vec<Move>,
-    /// Messages of processes that may send none.
+    /// Messages about the main process or the store, of processes that may send none.
     strays: Vec<String>,
+    /// The other messages, in their order, without the signs of life.
+    told: Vec<String>,
+    /// The number of signs of life.
+    feeds: usize,
+    /// The sockets of the unit, and the interval of its watchdog.
+    sockets: Vec<(String, OwnedFd)>,
+    watchdog: Option<Duration>,
+    /// Variables of the main process.
+    variables: Vec<(OsString, OsString)>,
     faults: Faults,
     /// The ends of barriers that are not answered.
     barriers: Vec<OwnedFd>,
@@ -101,7 +113,22 @@ impl Manager {
         lock(&self.state).faults = faults;
     }
 
-    /// Starts the main process with the descriptors of the store. Returns its log.
+    /// Expects signs of life of later main processes. Does nothing if they do not come.
+    pub fn set_watchdog(&self, interval: Duration) {
+        lock(&self.state).watchdog = Some(interval);
+    }
+
+    /// Passes a socket of this name to later main processes.
+    pub fn add_socket(&self, name: &str, socket: impl Into<OwnedFd>) {
+        lock(&self.state).sockets.push((name.into(), socket.into()));
+    }
+
+    /// Sets a variable of later main processes.
+    pub fn set_variable(&self, name: impl Into<OsString>, value: impl Into<OsString>) {
+        lock(&self.state).variables.push((name.into(), value.into()));
+    }
+
+    /// Starts the main process with the sockets, and the descriptors of the store. Returns its log.
     ///
     /// # Errors
     /// It cannot be started.
@@ -109,17 +136,19 @@ impl Manager {
         let mut state = lock(&self.state);
         ensure!(state.main.is_none(), "there is a main process");
         let (mut script, mut names, mut passed) = (String::new(), Vec::new(), Vec::new());
-        for (number, (name, fd)) in (3..).zip(&state.store) {
+        for (number, (name, fd)) in (3..).zip(state.sockets.iter().chain(&state.store)) {
             let spare = fcntl_dupfd_cloexec(fd, FIRST_SPARE)?;
             fcntl_setfd(&spare, FdFlags::empty())?;
             script += &format!("exec {number}<&{0} {0}<&-; ", spare.as_raw_fd());
             names.push(name.clone());
             passed.push(spare);
         }
-        script += "LISTEN_PID=$$ exec \"$@\"";
+        script += "LISTEN_PID=$$ WATCHDOG_PID=$$ exec \"$@\"";
         let mut command = self.command("bash");
         command.args(["-c", &script, "bash"]).args(words);
         command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        command.envs(state.watchdog.map(|interval| ("WATCHDOG_USEC", interval.as_micros().to_string())));
+        command.envs(state.variables.iter().cloned());
         let mut child = command.spawn().with_context(|| format!("cannot run {words:?}"))?;
         state.main = i32::try_from(child.id()).ok();
         Ok(Transcript::of("main", child.stderr.take().context("no pipe")?))
@@ -205,7 +234,49 @@ impl Manager {
         (state.store.iter().map(|(name, _)| name.clone()).collect(), state.store.len())
     }
 
-    /// Returns messages of processes that may send none.
+    /// Returns the lines of all messages about the state of the service, in their order.
+    #[must_use]
+    pub fn told(&self) -> Vec<String> {
+        lock(&self.state).told.clone()
+    }
+
+    /// Waits until a line of a message, after the first `skip` ones, `is_it`. Returns the number of lines up
+    /// to it.
+    ///
+    /// # Errors
+    /// It does not come in time.
+    pub fn wait_for(&self, what: &str, skip: usize, is_it: impl Fn(&str) -> bool) -> Result<usize> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let told = self.told();
+            if let Some(at) = told.iter().skip(skip).position(|line| is_it(line)) {
+                return Ok(skip + at + 1);
+            }
+            ensure!(Instant::now() < deadline, "no message {what}: {told:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Returns the number of signs of life.
+    #[must_use]
+    pub fn feeds(&self) -> usize {
+        lock(&self.state).feeds
+    }
+
+    /// Waits for another sign of life.
+    ///
+    /// # Errors
+    /// There is none in time.
+    pub fn wait_for_feed(&self) -> Result<()> {
+        let (before, deadline) = (self.feeds(), Instant::now() + LIMIT);
+        while self.feeds() == before {
+            ensure!(Instant::now() < deadline, "no sign of life");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Returns messages about the main process or the store, of processes that may send none.
     #[must_use]
     pub fn strays(&self) -> Vec<String> {
         lock(&self.state).strays.clone()
@@ -277,6 +348,15 @@ fn receive(socket: &UnixDatagram, state: &Mutex<State>) {
     }
     let text = String::from_utf8_lossy(&text[..got.bytes]).into_owned();
     let mut locked = lock(state);
+    let is_of_unit = |line: &str| {
+        ["MAINPID", "FDSTORE", "FDSTOREREMOVE", "FDNAME", "BARRIER"]
+            .contains(&line.split('=').next().unwrap_or_default())
+    };
+    if !text.lines().any(is_of_unit) {
+        let lines = text.lines().filter(|line| *line != "WATCHDOG=1").map(str::to_owned);
+        locked.feeds += usize::from(text.lines().any(|line| line == "WATCHDOG=1"));
+        return locked.told.extend(lines);
+    }
     if sender.is_none() || sender != locked.main && sender != locked.control {
         return locked.strays.push(text);
     }

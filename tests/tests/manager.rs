@@ -4,7 +4,11 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +19,7 @@ use kickless_tests::hostile_backend::returns_in_time;
 use kickless_tests::manager::{Faults, Manager, wait_for};
 use kickless_tests::transcript::Transcript;
 use kickless_tests::verified_load::{BLOCK, drive_disk};
-use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, fcntl_lock, mknodat};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tempfile::TempDir;
 
@@ -413,5 +417,262 @@ fn a_crash_stores_nothing() {
         assert!(status.code() == Some(1) && unit.manager.stored().1 == 0, "{status}");
         let _log = unit.start();
         assert!(unit.under_load(|| {}) > 0);
+    });
+}
+
+#[test]
+fn systemd_knows_what_the_daemon_does() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let log = unit.start();
+        let ready = unit.manager.wait_for("READY", 0, |line| line == "READY=1").unwrap();
+        let status = |line: &str| line == "STATUS=Serves 2 devices";
+        let mut seen = unit.manager.wait_for("the status", ready, status).unwrap();
+        // A unit that has started has its sockets.
+        assert!(unit.path("a.sock").exists() && unit.path("control.sock").exists());
+        for by_signal in [true, false] {
+            if by_signal {
+                kill_process(unit.manager.main_pid().unwrap(), Signal::HUP).unwrap();
+            } else {
+                let control = format!("--control={}", unit.path("control.sock").display());
+                let words =
+                    [kickless_binary().unwrap().into(), "ctl".into(), control.into(), "daemon.reload".into()];
+                assert!(unit.manager.run(&words).unwrap().0.success());
+            }
+            seen = unit.manager.wait_for("RELOADING", seen, |line| line == "RELOADING=1").unwrap();
+            assert!(unit.manager.told()[seen].starts_with("MONOTONIC_USEC="));
+            seen = unit.manager.wait_for("READY", seen, |line| line == "READY=1").unwrap();
+        }
+        assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+        unit.manager.wait_for("STOPPING", seen, |line| line == "STOPPING=1").unwrap();
+        check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+        assert_eq!((unit.manager.feeds(), unit.manager.strays()), (0, Vec::new()));
+    });
+}
+
+#[test]
+fn a_worker_that_does_not_get_on_is_not_fed_for() {
+    returns_in_time(|| {
+        let interval = Duration::from_millis(400);
+        let [unit, other] = [Unit::new(), Unit::new()];
+        let fifo = unit.path("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        unit.manager.set_variable("KICKLESS_STALL", &fifo);
+        [&unit, &other].into_iter().for_each(|unit| unit.manager.set_watchdog(interval));
+        let (log, _log) = (unit.start(), other.start());
+        let disk = Disk::connect(Options::new(unit.path("b.sock"))).unwrap();
+        for _ in 0..3 {
+            unit.manager.wait_for_feed().unwrap();
+        }
+        let mut fifo = fs::File::options().write(true).open(&fifo).unwrap();
+        fifo.write_all(b"w").unwrap();
+        has(
+            &log,
+            "a thread does not get on: the watchdog of the service manager is not fed thread=\"worker 0\"",
+        );
+        let fed = unit.manager.feeds();
+        for _ in 0..3 {
+            other.manager.wait_for_feed().unwrap();
+        }
+        assert_eq!(unit.manager.feeds(), fed);
+        fifo.write_all(b"g").unwrap();
+        has(&log, "all threads get on again");
+        unit.manager.wait_for_feed().unwrap();
+        disk.flush().unwrap();
+    });
+}
+
+#[test]
+fn the_watchdog_is_fed_by_each_process_in_turn() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        unit.manager.set_watchdog(Duration::from_millis(400));
+        let log = unit.start();
+        unit.manager.wait_for_feed().unwrap();
+        let mut seen = unit.manager.wait_for("READY", 0, |line| line == "READY=1").unwrap();
+        // systemd tells commands of a reload nothing about the watchdog.
+        for _ in 0..2 {
+            let (status, _log) = unit.manager.run(&unit.reload_words()).unwrap();
+            assert!(status.success(), "{status}");
+            let is_pinned = |line: &str| line == "WATCHDOG_USEC=400000";
+            seen = unit.manager.wait_for("WATCHDOG_USEC", seen, is_pinned).unwrap();
+            seen = unit.manager.wait_for("READY", seen, |line| line == "READY=1").unwrap();
+            unit.manager.wait_for_feed().unwrap();
+            unit.manager.wait_for_feed().unwrap();
+        }
+        log.wait_for_end(LIMIT).unwrap();
+        assert_eq!(unit.manager.strays(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_manager_that_reads_nothing_holds_no_device() {
+    returns_in_time(|| {
+        let dir = tempfile::Builder::new().prefix("kickless-deaf-").tempdir().unwrap();
+        let deaf = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+        // The queue is full before the first message.
+        let full = UnixDatagram::unbound().unwrap();
+        full.set_nonblocking(true).unwrap();
+        while full.send_to(b"X=1", dir.path().join("notify")).is_ok() {}
+        let socket = dir.path().join("a.sock");
+        let mut command = Command::new(kickless_binary().unwrap());
+        command.args(["blk", "--blk-file=null:1M"]).arg(format!("--socket-path={}", socket.display()));
+        command.env("NOTIFY_SOCKET", dir.path().join("notify")).env("WATCHDOG_USEC", "2000");
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let log = Transcript::of("deaf", child.stderr.take().unwrap());
+        log.wait_for("that it serves", LIMIT, |line| line.contains(SERVES).then_some(())).unwrap();
+        let disk = Disk::connect(Options::new(&socket)).unwrap();
+        for _ in 0..1000 {
+            disk.flush().unwrap();
+        }
+        let mut buffer = [0; 512];
+        let is_ready = |text: &[u8]| text.starts_with(b"READY=1\n");
+        while !deaf.recv(&mut buffer).is_ok_and(|len| is_ready(&buffer[..len])) {}
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success());
+    });
+}
+
+/// Passes sockets as a socket unit does.
+#[test]
+fn a_socket_of_the_unit_is_that_of_its_device() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let socket = UnixListener::bind(unit.path("a.sock")).unwrap();
+        unit.manager.add_socket("a", socket);
+        let without = "[[device]]\nname = 'a'\nblk-file = 'null:1M'\n".to_owned();
+        let with = format!("{without}socket-path = '{}'\n", unit.path("a.sock").display());
+        for file in [&without, &with] {
+            fs::write(unit.path("devices.toml"), file).unwrap();
+            let mut log = unit.start();
+            let shown = format!("socket={} mode=", unit.path("a.sock").display());
+            assert!(
+                log.lines().iter().any(|line| line.contains(SERVES) && line.contains(&shown)),
+                "{:?}",
+                log.lines()
+            );
+            let disk = Disk::connect(Options::new(unit.path("a.sock"))).unwrap();
+            let (status, next) = unit.manager.run(&unit.reload_words()).unwrap();
+            assert!(status.success(), "{status}");
+            log.wait_for_end(LIMIT).unwrap();
+            log = next;
+            disk.flush().unwrap();
+            let (status, said) = unit.manager.run(&unit.store_words()).unwrap();
+            assert!(status.success(), "{status} {:?}", said.wait_for_end(LIMIT));
+            assert_eq!(unit.manager.wait_for_main().unwrap().exit_status(), Some(0));
+            log.wait_for_end(LIMIT).unwrap();
+            let log = unit.manager.start(&unit.words(&[])).unwrap();
+            has(&log, "took over from the store devices=1");
+            disk.flush().unwrap();
+            drop(disk);
+            // The next front-end comes by the same socket.
+            Disk::connect(Options::new(unit.path("a.sock"))).unwrap().flush().unwrap();
+            assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+            check_sandbox(log.wait_for_end(LIMIT).unwrap()).unwrap();
+            unit.manager.empty_store();
+            // The name belongs to systemd.
+            assert!(unit.path("a.sock").exists());
+        }
+    });
+}
+
+#[test]
+fn a_disk_that_comes_later_gets_its_socket_then() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        unit.manager.add_socket("a", UnixListener::bind(unit.path("a.sock")).unwrap());
+        let image = unit.path("later.img");
+        fs::write(
+            unit.path("devices.toml"),
+            format!("[[device]]\nname = 'a'\nblk-file = '{}'\n", image.display()),
+        )
+        .unwrap();
+        let log = unit.manager.start(&unit.words(&[])).unwrap();
+        has(&log, "the device is unavailable");
+        // The list of unavailable devices passes too, with the socket.
+        let (status, next) = unit.manager.run(&unit.reload_words()).unwrap();
+        assert!(status.success(), "{status}");
+        fs::write(&image, [0; 4096]).unwrap();
+        next.wait_for("that it serves", LIMIT, |line| line.contains(SERVES).then_some(())).unwrap();
+        Disk::connect(Options::new(unit.path("a.sock"))).unwrap().flush().unwrap();
+    });
+}
+
+#[test]
+fn sockets_that_no_device_can_have_are_refused() {
+    returns_in_time(|| {
+        type Sockets = fn(&Unit) -> Vec<(&'static str, OwnedFd)>;
+        let listener = |unit: &Unit, name: &str| OwnedFd::from(UnixListener::bind(unit.path(name)).unwrap());
+        let cases: [(Sockets, &str); 6] = [
+            (
+                |unit| vec![("c", UnixListener::bind(unit.path("c")).unwrap().into())],
+                "LISTEN_FDNAMES: \"c\": no device of the file has this name",
+            ),
+            (
+                |unit| {
+                    let socket = UnixListener::bind(unit.path("a.sock")).unwrap();
+                    vec![("a", socket.try_clone().unwrap().into()), ("a", socket.into())]
+                },
+                "LISTEN_FDNAMES: \"a\": two sockets have this name",
+            ),
+            (|_| vec![("a", UnixDatagram::unbound().unwrap().into())], "LISTEN_FDNAMES: \"a\": "),
+            (|_| vec![("a", fs::File::open("/dev/null").unwrap().into())], "LISTEN_FDNAMES: \"a\": "),
+            (|_| vec![("a", UnixStream::pair().unwrap().0.into())], "LISTEN_FDNAMES: \"a\": "),
+            (
+                |unit| vec![("a", UnixListener::bind(unit.path("other")).unwrap().into())],
+                "device a: socket-path: the service manager passes the socket ",
+            ),
+        ];
+        for (sockets, said) in cases {
+            let unit = Unit::new();
+            sockets(&unit).into_iter().for_each(|(name, fd)| unit.manager.add_socket(name, fd));
+            refused(&unit, said);
+        }
+        // A device without a path and without a socket, and a number that is wrong.
+        let unit = Unit::new();
+        fs::write(unit.path("devices.toml"), "[[device]]\nname = 'a'\nblk-file = 'null:1M'\n").unwrap();
+        refused(
+            &unit,
+            "devices.toml:1: socket-path: this [[device]] needs one, unless systemd passes a socket",
+        );
+        unit.manager.add_socket("a", listener(&unit, "a.sock"));
+        unit.manager.set_variable("LISTEN_FDS", "2");
+        refused(&unit, "LISTEN_FDS=2: the program inherited no descriptor 4");
+    });
+}
+
+fn refused(unit: &Unit, said: &str) {
+    let log = unit.manager.start(&unit.words(&[])).unwrap();
+    assert_eq!(unit.manager.wait_for_main().unwrap().exit_status(), Some(1), "{said}");
+    let lines = log.wait_for_end(LIMIT).unwrap();
+    assert!(lines.len() == 1 && lines[0].contains(said), "{said}: {lines:?}");
+}
+
+/// A command for one device takes the only socket.
+#[test]
+fn a_device_of_the_command_line_takes_the_only_socket() {
+    returns_in_time(|| {
+        let unit = Unit::new();
+        let words = |more: &[&str]| -> Vec<OsString> {
+            let words = ["blk", "--blk-file=null:1M"].iter().chain(more).map(OsString::from);
+            std::iter::once(kickless_binary().unwrap().into()).chain(words).collect()
+        };
+        let fails = |status: i32, said: &str| {
+            let log = unit.manager.start(&words(&[])).unwrap();
+            assert_eq!(unit.manager.wait_for_main().unwrap().exit_status(), Some(status));
+            let lines = log.wait_for_end(LIMIT).unwrap();
+            assert!(lines.len() == 1 && lines[0].contains(said), "{lines:?}");
+        };
+        fails(2, "--socket-path: give it, or --fd");
+        // It need not have a name.
+        unit.manager.add_socket("unknown", UnixListener::bind(unit.path("c.sock")).unwrap());
+        let log = unit.manager.start(&words(&[])).unwrap();
+        log.wait_for("that it serves", LIMIT, |line| line.contains(SERVES).then_some(())).unwrap();
+        unit.manager.wait_for("READY", 0, |line| line == "READY=1").unwrap();
+        Disk::connect(Options::new(unit.path("c.sock"))).unwrap().flush().unwrap();
+        assert_eq!(unit.manager.end_main(Signal::TERM).unwrap().exit_status(), Some(0));
+        assert!(unit.path("c.sock").exists());
+        unit.manager.add_socket("another", fs::File::open("/dev/null").unwrap());
+        fails(2, "LISTEN_FDS=2");
     });
 }

@@ -69,7 +69,7 @@ fn a_disk_in_use_grows_beside_other_changes_of_the_file() {
     said("not a multiple of 512");
     assert_eq!(disk.size().unwrap(), 4 * MIB);
     daemon.reload("", &[("disk", &lines(&image, 12)), ("other", "blk-file = 'mem:2M'")]).unwrap();
-    said("replaced=[\"other\"]");
+    said("replaced=other");
     said("the disk has grown");
     wait_for_size(&disk, 12 * MIB).unwrap();
     disk.close();

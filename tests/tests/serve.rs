@@ -92,7 +92,7 @@ fn drive(disk: &Disk, rounds: u64, stores: bool) {
 
 /// Returns the sum of a counter of this device over all lines of this kind.
 fn counted(lines: &[String], kind: &str, device: &str, key: &str) -> u64 {
-    let (kind, device, key) = (format!(" {kind} "), format!("device{{name={device}}}"), format!("{key}="));
+    let (kind, device, key) = (format!(" {kind} "), format!(" device={device}"), format!("{key}="));
     let ours = lines.iter().filter(|line| line.contains(&kind) && line.contains(&device));
     let words = ours.flat_map(|line| line.split_whitespace());
     words.filter_map(|word| word.strip_prefix(&key)?.parse::<u64>().ok()).sum()
@@ -112,7 +112,7 @@ fn many_devices_at_once() {
         let seen = daemon.log().len();
         daemon.signal(Signal::USR1).unwrap();
         for name in names {
-            let of = format!("device{{name={name}}}: ");
+            let of = format!(" device={name}");
             let told = |line: &str| (line.contains(&of) && line.contains(" counters queue")).then_some(());
             daemon.log().wait_from(seen, "counters", LIMIT, told).unwrap();
         }
@@ -225,7 +225,7 @@ fn a_front_end_that_sends_rubbish_harms_its_own_device_only() {
             let mut rest = Vec::new();
             let _ = connection.read_to_end(&mut rest);
             let told = |line: &str| {
-                (line.contains("device{name=null}: ") && line.contains("connection dropped")).then_some(())
+                (line.contains(" device=null") && line.contains("connection dropped")).then_some(())
             };
             daemon.log().wait_from(seen, "dropping the connection", LIMIT, told).unwrap();
             if done.load(Ordering::Relaxed) || good.is_finished() {

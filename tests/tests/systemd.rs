@@ -1,5 +1,6 @@
 //! Runs the unit under a real systemd, in a machine that QEMU emulates: reloads, restarts and a crash under
-//! verified load. `KICKLESS_SYSTEMD_ROOT` is a root tree that `tools/systemd-root` has made.
+//! verified load, and what the watchdog and the journal make of them. `KICKLESS_SYSTEMD_ROOT` is a root tree
+//! that `tools/systemd-root` has made.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -46,7 +47,7 @@ fn systemd_reloads_and_restarts_under_load() {
     let all = lines.join("\n");
     let found = found(&lines);
     let expected = [
-        "start active",
+        "start 0 active Serves 3 devices",
         "reload 1 0 moved active",
         "reload 2 0 moved active",
         "reexec 0 moved active",
@@ -58,15 +59,21 @@ fn systemd_reloads_and_restarts_under_load() {
         "loads good good",
         "crash moved active",
         "again 0 moved active",
+        // The watchdog is fed for longer than its interval, and bites a process that has stopped.
+        "fed same active",
+        "watchdog moved active",
+        "restarts 2",
         "stop 0 inactive success 0 0",
+        // The reload that failed, and no priority is left in a line.
+        "errors 1 1 0",
         "over",
     ];
     assert_eq!(found, expected, "{all}");
     let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
-    // Both restarts were by the store, and so was the stop.
+    // All restarts were by the store, and so was the stop.
     assert_eq!(
         (count("took over from the store devices=3"), count("stored for the next process")),
-        (2, 3),
+        (3, 4),
         "{all}"
     );
     assert_eq!(count("took over devices=3"), 5, "{all}");

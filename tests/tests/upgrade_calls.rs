@@ -369,9 +369,8 @@ fn a_device_leaves_before_or_after_an_upgrade() {
             Daemon::serve_with(&["--control"], "", &[("a", NULL), ("b", NULL), ("c", NULL)]).unwrap();
         let (b, c) = (connect(&daemon, "b"), connect(&daemon, "c"));
         daemon.reload("", &[("a", NULL)]).unwrap();
-        let leaves = |line: &str| {
-            (line.contains("name=\"c\"") && line.contains("its front-end has left")).then_some(())
-        };
+        let leaves =
+            |line: &str| (line.contains(" name=c") && line.contains("its front-end has left")).then_some(());
         daemon.log().wait_for("leaving", LIMIT, leaves).unwrap();
         let names = |daemon: &Daemon| {
             let list = call(daemon, "device.list", &json!({}));

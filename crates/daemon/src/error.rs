@@ -56,7 +56,9 @@ pub enum AddError {
         path: PathBuf,
     },
     /// The device has no socket, neither by a path nor by a descriptor.
-    #[error("the device needs a socket")]
+    #[error(
+        "the device needs a socket: give its path, or let systemd pass a socket with the name of the device"
+    )]
     NoSocket,
     /// The descriptor that stands for the socket is not there.
     #[error(transparent)]

@@ -56,4 +56,7 @@ pub struct Beside {
     pub control: Vec<PassedListener>,
     /// The filter of the log, if a call has changed it.
     pub log_filter: Option<String>,
+    /// The interval within which the service manager expects a sign of life. It tells this only to the
+    /// process that it has started.
+    pub watchdog: Option<Duration>,
 }

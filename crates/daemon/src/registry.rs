@@ -3,11 +3,13 @@
 mod changes;
 mod groups;
 mod leaving;
+mod sockets;
 
 use groups::Groups;
 pub use leaving::Removal;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +37,7 @@ use super::lifecycle::Lifecycle;
 use super::sentence::sentence;
 use super::served_device::{DeviceRef, ServedDevice};
 use super::socket::{Endpoint, PassedListener};
-use super::table::Wanted;
+use super::table::{Entry as TableEntry, Wanted};
 use super::unavailable::Unavailable;
 
 /// The result of [`Registry::add`].
@@ -83,6 +85,8 @@ struct RegistryState {
     devices: Arc<Lifecycle<ServedDevice>>,
     unavailable: Unavailable,
     changes: Changes,
+    /// The sockets that the service manager has passed, by the names of their devices.
+    passed: Mutex<BTreeMap<String, PassedListener>>,
     /// The number of processes that have passed these devices on.
     upgrades: AtomicU64,
     /// The configuration of the pool. Its polling rule changes at run time.
@@ -171,6 +175,7 @@ impl Registry {
             devices: Arc::new(Lifecycle::new()?),
             unavailable: Unavailable::default(),
             changes: Changes::default(),
+            passed: Mutex::default(),
             upgrades: AtomicU64::default(),
             pool_config: Mutex::default(),
         };
@@ -353,7 +358,11 @@ impl Registry {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
         let registry = self.state.clone();
         let entry = enter(&config.grants())?;
+        let passed =
+            if endpoint.is_none() { self.passed_socket(&config).map_err(AddError::Thread)? } else { None };
         let is_inherited = endpoint.is_some() || !config.descriptors().is_empty();
+        // A passed socket has a name that a file can have, so the device can be compared with that of a file.
+        let endpoint = endpoint.or_else(|| passed.map(PassedListener::into_endpoint));
         let socket = match &endpoint {
             Some(endpoint) => endpoint.identity(),
             None => config.serve.socket_path.as_deref().map(real_path),
@@ -393,9 +402,9 @@ impl Registry {
             // An error drops these in this order, so that the name is released last.
             ready.push((endpoint, Arc::new(served), opened));
         }
-        for (_, served, _) in &ready {
+        for (endpoint, served, _) in &ready {
             let config = served.config();
-            config.span().in_scope(|| config.kind.log_served(env!("CARGO_PKG_VERSION")));
+            config.span().in_scope(|| config.kind.log_served(&served.for_log(endpoint)));
         }
         let mut prepared = Vec::with_capacity(ready.len());
         for (endpoint, served, opened) in ready {
@@ -422,7 +431,11 @@ impl Registry {
         let registry = self.state.clone();
         let entry = enter(&config.grants())?;
         let path = config.serve.socket_path.as_deref();
-        let socket = path.filter(|path| descriptor_name(path).is_none()).map(real_path);
+        let passed = self.passed_socket(&config).map_err(AddError::Thread)?;
+        let socket = match passed.map(PassedListener::into_endpoint) {
+            Some(endpoint) => endpoint.identity(),
+            None => path.filter(|path| descriptor_name(path).is_none()).map(real_path),
+        };
         let (socket, devices_max) = (socket.as_deref(), registry.devices_max);
         let wanted = Wanted { config: &config, socket, is_inherited, devices_max };
         let name = || config.name().unwrap_or_default().to_owned();
@@ -557,6 +570,14 @@ impl Registry {
         let is_served = |name: Option<&str>| served.iter().any(|status| status.config.name() == name);
         let unavailable: Vec<_> = unavailable.filter(|status| !is_served(status.config.name())).collect();
         served.into_iter().chain(unavailable).collect()
+    }
+
+    /// Returns the number of devices that are served, and of those that cannot be opened yet.
+    pub fn counts(&self) -> (usize, usize) {
+        let unavailable = self.state.unavailable.all().len();
+        let table = self.state.devices.lock();
+        let is_served = |entry: &&TableEntry<_>| entry.device().is_some() && entry.outcome().is_none();
+        (table.entries.iter().filter(is_served).count(), unavailable)
     }
 
     /// Returns references to the open devices, one at a time. Some of the devices may have ended.

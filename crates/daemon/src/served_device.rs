@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -16,7 +17,7 @@ use kickless_vhost::{Ended, Server, Statistics};
 use kickless_worker::WorkerPool;
 use tracing::{error, warn};
 
-use super::config::DeviceConfig;
+use super::config::{DeviceConfig, Served};
 use super::error::ServeError;
 use super::lifecycle::Reference;
 use super::sentence::sentence;
@@ -127,6 +128,25 @@ impl ServedDevice {
     /// Keeps the right to use the things of the host that the device needs.
     pub(crate) fn with_entry(self, entry: Entry) -> Self {
         Self { entry: Mutex::new(entry), ..self }
+    }
+
+    /// Returns the properties of the device for the log, when it begins to serve front-ends of this endpoint.
+    pub(crate) fn for_log(&self, endpoint: &Endpoint) -> Served {
+        let (path, rights) = match endpoint {
+            Endpoint::Listening(listener) => {
+                let address = listener.socket().local_addr().ok();
+                (address.and_then(|address| address.as_pathname().map(Path::to_owned)), listener.rights())
+            }
+            Endpoint::Connected(_) | Endpoint::Restored => (None, None),
+        };
+        Served {
+            version: env!("CARGO_PKG_VERSION"),
+            socket: path.map(|path| path.display().to_string()),
+            socket_mode: rights.map(|rights| format!("{:04o}", rights.mode)),
+            socket_owner: rights.map(|rights| format!("{}:{}", rights.uid, rights.gid)),
+            size: self.device.size().ok(),
+            queue_size: self.config.serve.queue_size,
+        }
     }
 
     /// Returns the configuration of the device.

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use kickless_opener::{Listener, NameOfSocket, SocketProblem};
+use kickless_opener::{Listener, NameOfSocket, SocketProblem, SocketRights, real_path};
 use rustix::fs::fstat;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
@@ -69,6 +69,8 @@ pub struct PassedListener {
     pub socket: UnixListener,
     /// Its name, if the process that serves it removes the name.
     pub name: Option<NameOfSocket>,
+    /// The permissions and the owner of the name, if they are known.
+    pub rights: Option<SocketRights>,
 }
 
 impl PassedListener {
@@ -77,7 +79,8 @@ impl PassedListener {
     /// # Errors
     /// The process has no free descriptor.
     pub fn of(listener: &Listener) -> io::Result<Self> {
-        Ok(Self { socket: listener.socket().try_clone()?, name: listener.name() })
+        let (socket, name) = (listener.socket().try_clone()?, listener.name());
+        Ok(Self { socket, name, rights: listener.rights() })
     }
 
     /// Returns a duplicate.
@@ -85,7 +88,34 @@ impl PassedListener {
     /// # Errors
     /// The process has no free descriptor.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { socket: self.socket.try_clone()?, name: self.name.clone() })
+        Ok(Self { socket: self.socket.try_clone()?, name: self.name.clone(), rights: self.rights })
+    }
+
+    /// Uses a socket that the service manager has passed. Its name stays. Must be called by a process that
+    /// can use paths.
+    ///
+    /// # Errors
+    /// `socket` is not a unix stream socket that listens.
+    pub fn passed(socket: OwnedFd) -> Result<Self, SocketProblem> {
+        match Endpoint::given(socket)? {
+            Endpoint::Listening(listener) => {
+                let passed = Self { socket: listener.into_socket(), name: None, rights: None };
+                let rights = passed.path().and_then(|path| SocketRights::of(&path));
+                Ok(Self { rights, ..passed })
+            }
+            Endpoint::Connected(_) | Endpoint::Restored => Err(SocketProblem::NotListening),
+        }
+    }
+
+    /// Returns the path of the socket, as the process that made it wrote it.
+    pub fn path(&self) -> Option<PathBuf> {
+        self.socket.local_addr().ok()?.as_pathname().map(Path::to_owned)
+    }
+
+    /// Returns whether this is the path of the socket.
+    pub fn has_path(&self, path: &Path) -> bool {
+        self.path()
+            .is_some_and(|own| own == path || own == real_path(path) || real_path(&own) == real_path(path))
     }
 
     /// Serves front-ends of this socket from now on. Its name is removed at the end.
@@ -100,6 +130,7 @@ impl PassedListener {
             Some(name) => Listener::taken_over(self.socket, name),
             None => Listener::of(self.socket),
         }
+        .with_rights(self.rights)
     }
 }
 

@@ -52,6 +52,7 @@ fn devices_pass_with_their_sockets() {
     let beside = Beside {
         of_file: vec![old.config("a", "car")],
         log_filter: Some("debug".into()),
+        watchdog: Some(Duration::from_secs(60)),
         ..Beside::default()
     };
     let (given, taken) = pass(&old.registry, &beside, &new.registry);
@@ -59,6 +60,7 @@ fn devices_pass_with_their_sockets() {
     assert_eq!((given.devices, taken.devices), (2, 2));
     assert_eq!((old.registry.upgrades(), new.registry.upgrades()), (0, 1));
     assert_eq!(taken.beside.log_filter.as_deref(), Some("debug"));
+    assert_eq!(taken.beside.watchdog, Some(Duration::from_secs(60)));
     assert_eq!(taken.beside.of_file, [old.config("a", "car")]);
     let dir = end(old);
     assert_eq!(

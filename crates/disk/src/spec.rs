@@ -109,6 +109,19 @@ impl DiskSpec {
         }
     }
 
+    /// Returns the word for the kind of disk, for the log.
+    pub fn format(&self) -> &'static str {
+        match self {
+            Self::File(_) => "raw",
+            Self::Null(_) => "null",
+            Self::Memory(_) => "mem",
+            Self::Qcow2(_) => "qcow2",
+            Self::Nbd(_) => "nbd",
+            Self::Rbd(_) => "rbd",
+            Self::Fault(_, under) => under.format(),
+        }
+    }
+
     /// Returns the path of the file or block device, if the disk is in one.
     pub fn path(&self) -> Option<&Path> {
         match self {

@@ -23,6 +23,7 @@ use kickless_bench::Bench;
 use kickless_daemon::{KindConfig, KindEntry, Mistake, Notation, Words, removed_option};
 use kickless_kinds::kinds;
 
+use crate::log::LogFormat;
 use crate::service::Service;
 pub(crate) use control::{ControlOptions, ControlPath, Ctl, Metrics, Top, runtime_directories};
 use device::DeviceOptions;
@@ -47,6 +48,10 @@ struct Cli {
     /// for single parts, such as info,kickless_vhost=debug
     #[arg(long, global = true, value_name = "FILTER", env = LOG_VARIABLE, default_value = LOG_LEVEL)]
     log_level: String,
+    /// Format of log lines: text, json, journal (with priorities and without times), or auto, which is
+    /// journal if standard error is that of systemd's journal, and text otherwise
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", hide_possible_values = true, default_value_t = LogFormat::Auto)]
+    log_format: LogFormat,
 }
 
 /// The commands of the program.
@@ -107,6 +112,9 @@ enum OtherCommand {
         /// Configuration file in TOML, with tables for the pool, for defaults and for each device
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Check the file, print how many devices it has, and serve nothing. Opens no disk and no socket
+        #[arg(long)]
+        check: bool,
         /// Serve nothing if a disk cannot be opened. Otherwise the disk is tried again, and the other devices
         /// are served
         #[arg(long)]
@@ -150,6 +158,8 @@ pub(crate) enum Invocation {
     Run {
         /// The lines to log.
         log_level: LogLevel,
+        /// Their format.
+        log_format: LogFormat,
         /// The command.
         work: Work,
     },
@@ -200,6 +210,8 @@ pub(crate) enum Work {
         /// A device that cannot be opened ends the start.
         all_or_nothing: bool,
     },
+    /// Check this configuration file.
+    Check(PathBuf),
     /// Make a call on a control socket.
     Ctl(Ctl),
     /// Show the metrics of a daemon.
@@ -247,9 +259,11 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
     let matches = Cli::command().try_get_matches_from(arguments);
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(Cli { command, log_level }) => {
-            Ok(Invocation::Run { log_level: LogLevel::new(log_level, source), work: command.work()? })
-        }
+        Ok(Cli { command, log_level, log_format }) => Ok(Invocation::Run {
+            log_level: LogLevel::new(log_level, source),
+            log_format,
+            work: command.work()?,
+        }),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Invocation::Print(error.render().to_string()))
         }
@@ -290,7 +304,8 @@ impl OtherCommand {
     /// Returns the work of the command.
     fn work(self) -> Result<Work, String> {
         match self {
-            OtherCommand::Serve { config, control, sandbox, upgrade, all_or_nothing } => {
+            OtherCommand::Serve { config, check: true, .. } => Ok(Work::Check(config)),
+            OtherCommand::Serve { config, control, sandbox, upgrade, all_or_nothing, check: false } => {
                 let control = control.with_default();
                 Ok(Work::ServeFile { config, control, sandbox, upgrade, all_or_nothing })
             }

@@ -12,12 +12,13 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kickless_daemon::{DeviceConfig, Kinds, Notation, PoolConfig, keys, read as read_keys};
+use kickless_daemon::{DeviceConfig, KindEntry, Kinds, Notation, PoolConfig, keys, read as read_keys};
 use kickless_kinds::kinds;
 use kickless_opener::{config_file, file, real_path};
 
 use crate::cli::{ControlOptions, SandboxOptions, UpgradeOptions};
 use crate::service::Service;
+use crate::wire::check_cpus;
 use section::{Section, Text};
 
 /// Reads the configuration file.
@@ -61,6 +62,25 @@ pub(crate) fn parse_bytes(path: &Path, text: &[u8]) -> Result<Service> {
     parse(path, str::from_utf8(text).with_context(|| about(path))?)
 }
 
+/// Checks the contents of the file, and the CPUs that it names. Opens no disk and no socket. Returns a line
+/// with the numbers of devices.
+///
+/// # Errors
+/// As for [`read`].
+pub(crate) fn check(path: &Path) -> Result<String> {
+    let service = read(path)?;
+    check_cpus(service.pool.cpus(), service.notation)?;
+    let count = |kind: &dyn KindEntry| {
+        let words = kind.words();
+        match service.devices.iter().filter(|device| device.kind.words() == words).count() {
+            1 => words.one.to_owned(),
+            count => format!("{count} {}", words.several),
+        }
+    };
+    let counts: Vec<_> = kinds().commands().map(count).collect();
+    Ok(format!("{}: {}\n", path.display(), counts.join(" and ")))
+}
+
 fn parse(path: &Path, text: &str) -> Result<Service> {
     let (text, kinds) = (Text { path, text }, kinds());
     let mut whole = Section::whole(&text)?;
@@ -73,7 +93,7 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
         check_defaults(defaults, &kinds)?;
     }
     let mut devices = Vec::with_capacity(sections.len());
-    let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::new());
+    let (mut names, mut sockets, mut without_socket) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for mut section in sections {
         if let Some(defaults) = &defaults {
             // Defaults for other kinds of devices do not apply to this device.
@@ -98,11 +118,28 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
                 first,
             ));
         }
+        if device.serve.socket_path.is_none() {
+            without_socket.push((
+                device.name().unwrap_or_default().to_owned(),
+                section.needs("socket-path").to_string(),
+            ));
+        }
         devices.push(device);
     }
     let (notation, file, control) = (Notation::Keys, Some(text.path.to_owned()), ControlOptions::default());
     let (sandbox, upgrade) = (SandboxOptions::default(), UpgradeOptions::default());
-    Ok(Service { notation, pool, devices, file, fd: None, control, sandbox, upgrade, all_or_nothing: false })
+    Ok(Service {
+        notation,
+        pool,
+        devices,
+        file,
+        without_socket,
+        fd: None,
+        control,
+        sandbox,
+        upgrade,
+        all_or_nothing: false,
+    })
 }
 
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {
@@ -125,7 +162,8 @@ fn check_defaults(section: &Section<'_>, kinds: &Kinds) -> Result<()> {
 fn device_of(section: &mut Section<'_>, kinds: &Kinds) -> Result<DeviceConfig> {
     let values = section.read(&kinds.keys())?;
     let mut device = kinds.read(&values).map_err(|mistake| section.mistake(&mistake))?;
-    if device.serve.socket_path.is_none() {
+    // The service manager can pass the socket of a device that has a name.
+    if device.serve.socket_path.is_none() && device.name().is_none() {
         return Err(section.needs("socket-path"));
     }
     device.name_by_socket().map_err(|mistake| section.mistake(&mistake))?;

@@ -8,6 +8,7 @@ use kickless_control::{Access, Daemon, Hooks, SandboxInfo, Server};
 use kickless_daemon::{PassedListener, Registry};
 use kickless_io::Waker;
 use kickless_opener::{Listener, Target};
+use tracing::info;
 
 use crate::cli::ControlOptions;
 use crate::log;
@@ -41,6 +42,12 @@ pub(crate) fn bind(options: &ControlOptions) -> Result<Sockets> {
     }
     if let Some(path) = &options.control_read_only {
         sockets.push((bind(path, "control-read-only")?, Access::ReadOnly));
+    }
+    for (listener, access) in &sockets {
+        let path = listener.name().map(|name| name.path.display().to_string());
+        let mode = listener.rights().map(|rights| format!("{:04o}", rights.mode));
+        let owner = listener.rights().map(|rights| format!("{}:{}", rights.uid, rights.gid));
+        info!(socket = path, mode, owner, read_only = *access == Access::ReadOnly, "control socket");
     }
     Ok(Sockets(sockets))
 }

@@ -1,18 +1,19 @@
-//! The inherited socket of `--fd`, and the descriptors that options of devices name by their numbers.
+//! Inherited descriptors: the socket of `--fd`, sockets of the service manager (LISTEN_FDS), and those that
+//! options of devices name by their numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{env, fs, process};
 
-use anyhow::{Context, Result, anyhow, ensure};
-use kickless_daemon::Endpoint;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use kickless_daemon::{Endpoint, PassedListener};
 use kickless_opener::Descriptors;
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
-use crate::service::Service;
+use crate::service::{InheritedSocket, Service};
 
 /// The first number after standard error.
-const FIRST: i32 = 3;
+pub(crate) const FIRST: i32 = 3;
 /// The numbers that are looked at without /proc: the usual soft limit of descriptors.
 const NUMBERS_WITHOUT_PROC: i32 = 1024;
 
@@ -44,32 +45,91 @@ impl Noted {
     }
 }
 
-/// Takes ownership of the descriptors that the service manager has passed, and that `is_wanted` wants by
-/// their names. They are not inherited any more.
-pub(crate) fn of_manager(noted: &mut Noted, is_wanted: impl Fn(&str) -> bool) -> Vec<OwnedFd> {
+/// Returns the number of descriptors that the service manager has passed to this process, the first of them
+/// with the number [`FIRST`].
+pub(crate) fn passed_count() -> usize {
     let variable = |name| env::var(name).unwrap_or_default();
-    if variable("LISTEN_PID").parse() != Ok(process::id()) {
-        return Vec::new();
+    match variable("LISTEN_PID").parse() == Ok(process::id()) {
+        true => variable("LISTEN_FDS").parse().unwrap_or_default(),
+        false => 0,
     }
-    let count = variable("LISTEN_FDS").parse().unwrap_or_default();
-    let names = variable("LISTEN_FDNAMES");
-    let wanted = (FIRST..).zip(names.split(':')).take(count).filter(|(_, name)| is_wanted(name));
-    let fds: Vec<_> = wanted.filter_map(|(fd, _)| adopt(noted, fd).ok().map(|owned| (fd, owned))).collect();
-    fds.into_iter()
-        .map(|(fd, owned)| {
-            noted.0.remove(&fd);
-            owned
-        })
-        .collect()
 }
 
-/// Takes ownership of the inherited socket with the number `fd`.
+/// The numbers and the names of descriptors that the service manager has passed.
+pub(crate) type Passed = Vec<(i32, String)>;
+
+/// Returns the descriptors that the service manager has passed. All of them must still be open.
+///
+/// # Errors
+/// There are more numbers than descriptors, or than names. The error is one sentence.
+pub(crate) fn passed(noted: &Noted) -> Result<Passed> {
+    let count = passed_count();
+    let numbers: Vec<i32> = (FIRST..).take(count.min(noted.0.len() + 1)).collect();
+    if let Some(missing) = numbers.iter().find(|number| !noted.0.contains(number)) {
+        bail!("LISTEN_FDS={count}: the program inherited no descriptor {missing}");
+    }
+    let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let names: Vec<_> = names.split(':').filter(|_| count > 0).map(str::to_owned).collect();
+    ensure!(names.len() == count, "LISTEN_FDNAMES: it has {} names, and LISTEN_FDS={count}", names.len());
+    Ok(numbers.into_iter().zip(names).collect())
+}
+
+/// Takes ownership of the descriptors of this name that the service manager has passed. They are not
+/// inherited any more.
+pub(crate) fn of_manager(noted: &mut Noted, passed: &Passed, name: &str) -> Vec<OwnedFd> {
+    let numbers = passed.iter().filter(|(_, passed)| passed == name).map(|(fd, _)| *fd);
+    numbers.filter_map(|fd| take(noted, fd).ok()).collect()
+}
+
+/// Takes ownership of the sockets that the service manager has passed for devices of a configuration file, by
+/// the names of the devices. Leaves out descriptors of the name `others`. They are not inherited any more.
+///
+/// # Errors
+/// A descriptor is no socket for front-ends, or no device can have it. The error is one sentence.
+pub(crate) fn sockets(
+    noted: &mut Noted,
+    passed: &Passed,
+    service: &Service,
+    others: &str,
+) -> Result<BTreeMap<String, PassedListener>> {
+    let mut sockets = BTreeMap::new();
+    for (fd, name) in passed.iter().filter(|(_, name)| name != others) {
+        let about = || format!("LISTEN_FDNAMES: {name:?}");
+        let device = service.devices.iter().find(|device| device.name() == Some(name));
+        let device = device.context(
+            "no device of the file has this name: give FileDescriptorName= of the socket unit the name of a device",
+        );
+        let device = device.with_context(about)?;
+        ensure!(!sockets.contains_key(name), "{}: two sockets have this name, and a device has one", about());
+        let socket = PassedListener::passed(take(noted, *fd)?).with_context(about)?;
+        if let Some(path) = &device.serve.socket_path
+            && !socket.has_path(path)
+        {
+            let own = socket.path().map_or("without a name".into(), |path| path.display().to_string());
+            let option = device.option(service.notation, "socket-path");
+            bail!(
+                "{option}: the service manager passes the socket {own} for it: write that, or leave it out"
+            );
+        }
+        sockets.insert(name.clone(), socket);
+    }
+    Ok(sockets)
+}
+
+/// Takes ownership of an inherited descriptor, which is not inherited any more.
+fn take(noted: &mut Noted, fd: i32) -> Result<OwnedFd> {
+    let owned = adopt(noted, fd)?;
+    noted.0.remove(&fd);
+    Ok(owned)
+}
+
+/// Takes ownership of an inherited socket.
 ///
 /// # Errors
 /// The descriptor is not a socket for front-ends. The error is one sentence that names the option.
-pub(crate) fn endpoint(noted: &Noted, fd: i32) -> Result<Endpoint> {
-    let inherited = adopt(noted, fd).and_then(|socket| Ok(Endpoint::inherited(socket)?));
-    inherited.with_context(|| format!("--fd={fd}"))
+pub(crate) fn endpoint(noted: &Noted, of: InheritedSocket) -> Result<Endpoint> {
+    let inherited = adopt(noted, of.number()).and_then(|socket| Ok(Endpoint::inherited(socket)?));
+    inherited.with_context(|| of.to_string())
 }
 
 /// Takes ownership of the inherited descriptors that are sent with a call, by their names.
@@ -94,7 +154,7 @@ pub(crate) fn of_devices(noted: &Noted, service: &Service) -> Result<Descriptors
     let mut fds: BTreeMap<i32, OwnedFd> = BTreeMap::new();
     for device in &service.devices {
         for (option, fd) in device.kind.inherited() {
-            let is_taken = service.fd == Some(fd) || fds.contains_key(&fd);
+            let is_taken = service.fd.is_some_and(|of| of.number() == fd) || fds.contains_key(&fd);
             let adopted =
                 if is_taken { Err(anyhow!("descriptor {fd} is named twice")) } else { adopt(noted, fd) };
             fds.insert(fd, adopted.with_context(|| device.option(service.notation, option))?);
@@ -122,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_number_that_was_not_inherited_is_refused() {
-        let refused = endpoint(&note(), 999_999).unwrap_err();
+        let refused = endpoint(&note(), InheritedSocket::Fd(999_999)).unwrap_err();
         assert!(format!("{refused:#}").contains("--fd=999999"));
     }
 }

@@ -1,10 +1,12 @@
 //! Writes structured log lines to standard error. A thread that logs never waits for standard error.
 //!
-//! [`queue`] explains why threads do not wait. [`limit`] bounds the lines that a front-end can cause.
+//! [`lines`] has the formats, and says what nobody can forge in them. [`queue`] explains why threads do not
+//! wait. [`limit`] bounds the lines that a front-end can cause.
 
 mod filter;
 mod format;
 mod limit;
+mod lines;
 mod queue;
 
 use std::io::{self, IsTerminal, Write, stderr};
@@ -16,24 +18,35 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use kickless_sync::lock;
 use rustix::event::{PollFd, PollFlags, poll};
-use tracing::Subscriber;
-use tracing_subscriber::fmt::format::{Format, Writer};
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing::{Level, Subscriber};
 use tracing_subscriber::{EnvFilter, reload};
 
 use crate::cli::LogLevel;
 pub(crate) use format::without_limits;
+pub(crate) use lines::LogFormat;
+use lines::{Lines, Said};
 use queue::LineQueue;
 
 /// The time that the process waits at its end until the last lines are written.
 const END_WAIT: Duration = Duration::from_secs(1);
 
+/// The format of the lines. Set by [`set_format`].
+static FORMAT: OnceLock<Lines> = OnceLock::new();
 /// The queue that the threads log to. Set by [`start`].
 static LOG: OnceLock<Arc<LineQueue>> = OnceLock::new();
 /// Changes the filter of the log. Set by [`start`].
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 /// The filter that was set last, if one was.
 static CHANGED_FILTER: Mutex<Option<String>> = Mutex::new(None);
+
+/// Sets the format of all lines of this process. The first format stays.
+pub(crate) fn set_format(format: LogFormat) {
+    let _ = FORMAT.set(format.lines());
+}
+
+fn lines() -> Lines {
+    *FORMAT.get_or_init(|| LogFormat::Auto.lines())
+}
 
 /// Starts the log. Prints the lines that `level` admits. The directives `base` apply where `level` is not
 /// more specific.
@@ -43,13 +56,14 @@ static CHANGED_FILTER: Mutex<Option<String>> = Mutex::new(None);
 /// names the option or the variable of the filter.
 pub(crate) fn start(base: &str, level: &LogLevel) -> Result<()> {
     let filter = filter::parse(base, &level.filter).map_err(|why| anyhow!("{level}: {why}"))?;
-    let queue = Arc::new(LineQueue::default());
+    let lines = lines();
+    let queue = Arc::new(LineQueue::new(lines));
     let writers = queue.clone();
     thread::Builder::new()
         .name("log".into())
-        .spawn(move || writers.write_to(Stderr, lost_lines))
+        .spawn(move || writers.write_to(Stderr, |count| lost_lines(lines, count)))
         .context("cannot start a thread")?;
-    let (subscriber, set_filter) = subscriber(&queue, filter, stderr().is_terminal());
+    let (subscriber, set_filter) = subscriber(&queue, filter, lines == Lines::Text && stderr().is_terminal());
     tracing::subscriber::set_global_default(subscriber).context("logging cannot be started")?;
     // The subscriber above was the first one, so these are not set yet.
     let _ = LOG.set(queue);
@@ -89,7 +103,8 @@ fn subscriber(
         .with_ansi(colours)
         // The library would print these errors to standard error, and panic if that fails.
         .log_internal_errors(false)
-        .event_format(format::Limited { queue: queue.clone(), format: Format::default() })
+        .fmt_fields(format::SpanValues)
+        .event_format(format::Limited { queue: queue.clone() })
         .with_filter_reloading();
     let handle = builder.reload_handle();
     (builder.finish(), Box::new(move |filter| handle.reload(filter)))
@@ -97,7 +112,7 @@ fn subscriber(
 
 /// Prints a sentence on standard error, after all lines that were logged.
 pub(crate) fn print_sentence(sentence: &str) {
-    let line = format!("kickless: {sentence}\n");
+    let line = lines().sentence(sentence);
     match LOG.get() {
         Some(queue) => {
             queue.put_held();
@@ -125,13 +140,10 @@ pub(crate) fn wait_until_written(deadline: Instant) {
 }
 
 /// Returns a line with the number of lines that are lost before it.
-fn lost_lines(count: u64) -> String {
-    let mut line = String::new();
-    // If the time cannot be formatted, leave it out.
-    let _ = SystemTime.format_time(&mut Writer::new(&mut line));
-    line + &format!(
-        "  WARN kickless::log: lines lost, standard error could not be written to count={count}\n"
-    )
+fn lost_lines(lines: Lines, count: u64) -> String {
+    let mut said = Said::message("lines lost, standard error could not be written to");
+    said.add_number("count", count);
+    lines.line(Level::WARN, "kickless::log", &said)
 }
 
 /// Standard error. Writes hold no lock, so that a `println!` of a library does not wait for them.

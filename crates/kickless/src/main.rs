@@ -23,6 +23,8 @@ mod sandbox;
 mod serve;
 mod service;
 mod signals;
+#[cfg(debug_assertions)]
+mod stall;
 mod store;
 #[cfg(test)]
 mod testing;
@@ -32,12 +34,15 @@ mod upgrade;
 mod wire;
 
 use std::io::{Write, stdout};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
 use cli::{Invocation, Work};
-use kickless_daemon::Shelved;
+use kickless_daemon::{Shelved, sentence};
+use notify::ServiceState;
 use rustix::process::geteuid;
 use serve::Start;
 use service::Service;
@@ -54,6 +59,9 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    if let Invocation::Run { log_format, .. } = &invocation {
+        log::set_format(*log_format);
+    }
     if matches!(&invocation, Invocation::Run { work: Work::ServeFile { upgrade, .. }, .. } if upgrade.background)
     {
         match background::enter() {
@@ -67,7 +75,7 @@ fn main() -> ExitCode {
     }
     let outcome = match invocation {
         Invocation::Print(text) => print(&text),
-        Invocation::Run { log_level, work } => run(&log_level, work),
+        Invocation::Run { log_level, work, .. } => run(&log_level, work),
     };
     if let Err(error) = &outcome {
         background::fail(&kickless_daemon::sentence(&**error));
@@ -85,6 +93,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
     let log = || log::start("", log_level);
     match work {
         Work::Serve(service) => serve(log_level, || Ok(*service)),
+        Work::Check(config) => config::check(&config).and_then(|line| print(&line)),
         Work::ServeFile { config, control, sandbox, upgrade, all_or_nothing } => {
             let read = |service| Service { control, sandbox, upgrade, all_or_nothing, ..service };
             serve(log_level, || config::read(&config).map(read))
@@ -114,17 +123,33 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     serve::raise_descriptor_limit();
     kickless_memory::prepare_to_explain();
     #[cfg(debug_assertions)]
-    attack::prepare().and_then(|()| upgrade::fault::prepare())?;
+    attack::prepare().and_then(|()| upgrade::fault::prepare()).and_then(|()| stall::prepare())?;
     let (upgrade, user) = (Upgrade::connect(&service.upgrade)?, geteuid().as_raw());
+    // Without a file, the only device takes the only socket by its number.
+    let passed = if service.file.is_some() { inherited::passed(&noted)? } else { Vec::new() };
+    let sockets = inherited::sockets(&mut noted, &passed, &service, store::NAME)?;
+    let is_stored = passed.iter().any(|(_, name)| name == store::NAME);
+    if upgrade.is_none() && !is_stored {
+        service.check_sockets(|name| sockets.contains_key(name))?;
+    }
+    // A daemon that serves is better than none.
+    let messages = notify::messages().unwrap_or_else(|error| {
+        log::print_sentence(&format!("{}, so it learns nothing of this process", sentence(&*error)));
+        None
+    });
+    let (messages, mut relay) = messages.unzip();
     // The last step before the process loses its rights: an end after this one loses what was stored.
-    let shelved = if service.file.is_some() { store::take(&mut noted) } else { None };
+    let shelved = store::take(&mut noted, &passed);
     let of_this_process: Vec<_> = upgrade
         .iter()
         .flat_map(Upgrade::fds)
         .chain(noted.fds())
         .chain(shelved.iter().flat_map(Shelved::fds))
+        .chain(sockets.values().map(|socket| socket.socket.as_fd()))
+        .chain(messages.iter().map(AsFd::as_fd))
         .collect();
-    let sandbox = sandbox::enter(&service, &of_this_process)?;
+    let sandbox = sandbox::enter(&service, &of_this_process, &mut relay)?;
     log::start("", log_level)?;
-    serve::serve(service, Start { noted, sandbox, upgrade, shelved, user })
+    let state = Arc::new(ServiceState::new(messages));
+    serve::serve(service, Start { noted, sockets, sandbox, upgrade, shelved, state, relay, user })
 }

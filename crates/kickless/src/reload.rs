@@ -14,6 +14,7 @@ use kickless_sync::lock;
 use tracing::{info, warn};
 
 use crate::config;
+use crate::notify::ServiceState;
 use crate::service::Service;
 
 /// The time that a call waits for the file and the changes. A file system that answers later answers never.
@@ -46,13 +47,14 @@ impl Reload {
         service: &Service,
         registry: &Arc<Registry>,
         devices: Vec<DeviceConfig>,
+        state: &Arc<ServiceState>,
     ) -> Result<Option<Self>> {
         let Some(path) = service.file.clone() else { return Ok(None) };
         let (requests, requested) = channel();
         // The thread does not keep the devices at the end of the program.
         let (registry, devices) = (Arc::downgrade(registry), Arc::new(Mutex::new(devices)));
-        let applied = devices.clone();
-        let run = move || serve(&requested, &path, &registry, &applied);
+        let (applied, state) = (devices.clone(), state.clone());
+        let run = move || serve(&requested, &path, &registry, &applied, &state);
         let thread = thread::Builder::new().name("reload".into()).spawn(run);
         thread.context("the configuration file cannot be read again at a signal")?;
         Ok(Some(Self { requests, devices }))
@@ -87,8 +89,10 @@ fn serve(
     path: &Path,
     registry: &Weak<Registry>,
     devices: &Mutex<Vec<DeviceConfig>>,
+    state: &ServiceState,
 ) {
     while let Ok(ReloadRequest { used, reply }) = requested.recv() {
+        state.reloading();
         let earlier = lock(devices).clone();
         let read = read(path, &earlier).map_err(|error| sentence(&*error));
         let Some(registry) = registry.upgrade() else { return };
@@ -114,6 +118,7 @@ fn serve(
         let is_empty = registry.list().is_empty();
         drop(change);
         drop(registry);
+        state.ready();
         log(&result);
         if is_empty && result.is_ok() {
             warn!("no device is left: correct the configuration file, and have it read again");
@@ -147,7 +152,8 @@ fn log(result: &Result<Reloaded, String>) {
         Err(error) => return warn!(error, "the configuration file is wrong, and nothing of it is used"),
     };
     let Reloaded { added, removed, leaving, replaced, needs_restart, failed } = reloaded;
-    info!(?added, ?removed, ?replaced, "the configuration file was read again");
+    let [added, removed, replaced] = [added, removed, replaced].map(|names| names.join(","));
+    info!(added, removed, replaced, "the configuration file was read again");
     for name in leaving {
         warn!(
             name,

@@ -30,6 +30,7 @@ use tracing::{info, warn};
 
 use crate::cli::runtime_directories;
 use crate::control;
+use crate::notify::Relay;
 use crate::service::Service;
 pub(crate) use exporter::Exporter;
 use helpers::{Helpers, Kernel, Running};
@@ -61,12 +62,17 @@ impl Drop for Sandbox {
 }
 
 /// Starts the helpers, and takes capabilities and paths from this process. Must be called while it has one
-/// thread. The helpers close the descriptors `close`. Returns nothing if the sandbox is off.
+/// thread. The helpers close the descriptors `close`, and one of them runs the relay. Returns nothing, and
+/// leaves the relay, if the sandbox is off.
 ///
 /// # Errors
 /// The options cannot be kept in a sandbox, the kernel lacks what `strict` needs, or a helper cannot be
 /// started. The error is one sentence.
-pub(crate) fn enter(service: &Service, close: &[BorrowedFd<'_>]) -> Result<Option<Sandbox>> {
+pub(crate) fn enter(
+    service: &Service,
+    close: &[BorrowedFd<'_>],
+    relay: &mut Option<Relay>,
+) -> Result<Option<Sandbox>> {
     let mode = service.sandbox.mode;
     if mode == Mode::Off {
         return Ok(None);
@@ -79,7 +85,7 @@ pub(crate) fn enter(service: &Service, close: &[BorrowedFd<'_>]) -> Result<Optio
     let roots = roots.map(|root| root.directory.display().to_string()).collect();
     let kernel = Kernel { landlock: landlock_abi(), has_filters: !lacks.contains(&Lack::Filters) };
     prepare_backtraces();
-    let helpers = Helpers::fork(service, authority, kernel, close)?;
+    let helpers = Helpers::fork(service, authority, kernel, close, relay.take())?;
     let has_rbd = rbd.is_some();
     let mut rules = Ruleset::new(kernel.landlock, if has_rbd { Tcp::Connect } else { Tcp::Nothing })?;
     if let Some(files) = rbd {
@@ -110,7 +116,8 @@ impl Sandbox {
     /// Logs what this sandbox is, and what this kernel lacks.
     pub(crate) fn report(&self) {
         let Self { mode, kernel: Kernel { landlock, .. }, roots, calls, .. } = self;
-        info!(%mode, landlock, ?roots, ?calls, "sandbox");
+        let roots: Vec<_> = roots.iter().map(String::as_str).collect();
+        info!(%mode, landlock, roots = roots.join(","), ?calls, "sandbox");
         for lack in &self.lacks {
             warn!("the sandbox is incomplete: {lack}");
         }

@@ -1,5 +1,6 @@
 //! Serves devices until the program ends.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
@@ -8,21 +9,24 @@ use std::time::{Duration, Instant};
 use std::{mem, thread};
 
 use anyhow::{Context, Result, anyhow};
+use kickless_control::Server;
 use kickless_daemon::{
     AddError, Beside, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, Notation, OpenDevice,
-    Registry, Shelved, TakenOver, sentence, take_shelved,
+    PassedListener, Registry, Shelved, TakenOver, sentence, take_shelved,
 };
 use kickless_io::Waker;
 use kickless_memory::fault;
 use kickless_opener::TURN_WAIT;
 use kickless_sandbox::Refusals;
 use kickless_sync::lock;
-use rustix::event::{PollFd, PollFlags, poll};
+use kickless_worker::WorkerPool;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, error, info, warn};
 
 use crate::inherited::Noted;
+use crate::notify::{Asked, Relay, ServiceState, Watchdog, interval_of_environment};
 use crate::reload::Reload;
 use crate::sandbox::{self, Sandbox};
 use crate::service::Service;
@@ -40,11 +44,17 @@ const POLL_RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Start {
     /// The inherited descriptors.
     pub(crate) noted: Noted,
+    /// The sockets that the service manager has passed, by the names of their devices.
+    pub(crate) sockets: BTreeMap<String, PassedListener>,
     pub(crate) sandbox: Option<Sandbox>,
     /// The daemon to take over from.
     pub(crate) upgrade: Option<Upgrade>,
     /// The devices that the process before has left in the store of the service manager.
     pub(crate) shelved: Option<Shelved>,
+    /// The state of the service, for the service manager.
+    pub(crate) state: Arc<ServiceState>,
+    /// The relay of its messages, if no other process runs it.
+    pub(crate) relay: Option<Relay>,
     /// The user of the process.
     pub(crate) user: u32,
 }
@@ -69,7 +79,8 @@ struct Opening {
 /// # Errors
 /// The devices cannot be served, or one of them failed. The error is one sentence.
 pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
-    let Start { noted, mut sandbox, upgrade, shelved, user } = start;
+    let Start { noted, sockets, mut sandbox, upgrade, shelved, state, relay, user } = start;
+    relay.map_or(Ok(()), Relay::start).context("cannot start a thread")?;
     let endpoint = service.fd.map(|fd| inherited::endpoint(&noted, fd)).transpose()?;
     let of_devices = inherited::of_devices(&noted, &service)?;
     if let Some(sandbox) = &mut sandbox {
@@ -84,6 +95,7 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
     let wait = UnixStream::pair().context("no free descriptor to wait with")?;
     let notation = service.notation;
     let registry = wire::registry(&service, of_devices, shelved.is_some())?;
+    sockets.into_iter().for_each(|(name, socket)| registry.pass_socket(name, socket));
     let (pool, workers) = wire::pool(&service.pool, registry.devices_max(), notation)?;
     registry.set_pool(pool);
     registry.set_pool_config(service.pool.clone());
@@ -99,10 +111,13 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
     }
     if let Some(pool) = registry.pool() {
         wire::log_pool(pool, &workers);
+        #[cfg(debug_assertions)]
+        crate::stall::start(pool)?;
     }
+    let mut interval = interval_of_environment();
     let (reload, sockets, upgrade) = match opened {
         OpenDevices::Own { devices, unavailable } => {
-            let reload = Reload::start(&service, &registry, service.devices.clone())?;
+            let reload = Reload::start(&service, &registry, service.devices.clone(), &state)?;
             let sockets = serve_own(&registry, &service, devices)?;
             unavailable.into_iter().for_each(|(config, error)| registry.add_unavailable(config, &error));
             if service.devices.is_empty() {
@@ -116,12 +131,18 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
                 let _ = log::set_filter(filter)
                     .inspect_err(|error| warn!(error, "the filter of the log is lost"));
             }
-            let reload = Reload::start(&service, &registry, beside.of_file)?;
+            if let (None, Some(earlier), Some(_)) = (interval, beside.watchdog, &taken.taken) {
+                // The unit may say something else by now, and this process would not know.
+                state.set_interval(earlier.as_micros());
+                interval = Some(earlier);
+            }
+            let reload = Reload::start(&service, &registry, beside.of_file, &state)?;
             let sockets = control::take_over(&service.control, sockets, beside.control);
             (reload, sockets, Some(UpgradeEnd(taken)))
         }
     };
-    let hand_over = HandOver::new(&registry, reload.clone(), sockets.listeners(), user)?;
+    let interval = interval.filter(|_| state.is_watched());
+    let hand_over = HandOver::new(&registry, reload.clone(), sockets.listeners(), interval, user)?;
     let control = control::start(
         sockets,
         &registry,
@@ -130,13 +151,25 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
         hand_over.clone(),
         asked_to_stop.clone(),
     )?;
+    state.ready();
     if let Some(upgrade) = upgrade {
         upgrade.finish(reload.clone())?;
     }
     let outlives_devices = service.outlives_devices();
-    let events = Events { signals, asked_to_stop, resizes, reload, hand_over, refusals, outlives_devices };
-    let waited = events.serve_until_idle(&registry);
-    drop(control);
+    let watchdog = interval.map(|interval| Watchdog::new(interval, Instant::now()));
+    let events = Events {
+        signals,
+        asked_to_stop,
+        resizes,
+        reload,
+        hand_over,
+        control,
+        state,
+        refusals,
+        outlives_devices,
+    };
+    let waited = events.serve_until_idle(&registry, watchdog);
+    drop(events.control);
     log_counters(&registry, "summary");
     let failed = registry.take_ended().into_iter().map(|(config, error)| match config.name() {
         Some(name) => anyhow::Error::new(error).context(format!("device {name}")),
@@ -273,6 +306,9 @@ struct Events {
     resizes: Option<Resizes>,
     reload: Option<Reload>,
     hand_over: Arc<HandOver>,
+    /// The control sockets, if there are any.
+    control: Option<Server>,
+    state: Arc<ServiceState>,
     /// The notes of system calls that the sandbox has refused.
     refusals: Option<&'static Refusals>,
     /// The daemon goes on when no device is served.
@@ -288,8 +324,18 @@ impl Events {
     ///
     /// # Errors
     /// A worker has ended, so that all devices were stopped.
-    fn serve_until_idle(&self, registry: &Registry) -> Result<()> {
-        let Self { signals, asked_to_stop, resizes, reload, hand_over, refusals, outlives_devices } = self;
+    fn serve_until_idle(&self, registry: &Registry, mut watchdog: Option<Watchdog>) -> Result<()> {
+        let Self {
+            signals,
+            asked_to_stop,
+            resizes,
+            reload,
+            hand_over,
+            state,
+            refusals,
+            outlives_devices,
+            ..
+        } = self;
         let (resizes, reload) = (resizes.as_ref(), reload.as_ref());
         let pool = registry.pool().context("no workers")?;
         let mut outcome = Ok(());
@@ -300,6 +346,12 @@ impl Events {
         let goes_on = || *outlives_devices || was_taken();
         while !registry.is_idle() || !is_stopping && goes_on() {
             // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
+            if let Some(watchdog) = &mut watchdog
+                && watchdog.look(Instant::now(), || self.ask_threads(pool))
+            {
+                state.feed();
+            }
+            state.set_status(status(registry));
             let due: Vec<Waker> =
                 registry.devices().filter_map(|device| device.device().refresh_due()).collect();
             // These two descriptors stay readable, so watch them only until they were readable once.
@@ -315,7 +367,10 @@ impl Events {
             fds.extend(refusals.map(|refusals| PollFd::from_borrowed_fd(refusals.as_fd(), PollFlags::IN)));
             fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
             fds.extend(due.iter().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)));
-            match poll(&mut fds, None) {
+            fds.extend(state.has_unsent().map(|to| PollFd::from_borrowed_fd(to, PollFlags::OUT)));
+            let timeout = watchdog.as_ref().map(|watchdog| watchdog.due(Instant::now()));
+            let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+            match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     warn!(%error, "cannot wait for signals now");
@@ -325,12 +380,14 @@ impl Events {
             }
             let (stop, failed) = (!fds[1].revents().is_empty(), !fds[2].revents().is_empty());
             registry.take_changed();
+            state.try_again();
             if failed && outcome.is_ok() {
                 error!("a worker has ended: all devices are stopped, and the program ends");
                 outcome = Err(anyhow!("a worker has ended, see the log"));
             }
             if (stop || failed || asked_to_stop.clear()) && !is_stopping {
                 is_stopping = true;
+                state.stopping();
                 hand_over.give_up();
                 registry.stop();
             }
@@ -351,6 +408,23 @@ impl Events {
             }
         }
         outcome
+    }
+
+    /// Asks each thread that all devices need to answer after a round.
+    fn ask_threads(&self, pool: &WorkerPool) -> Vec<Asked> {
+        let workers = (0..).zip(pool.pass()).map(|(number, answer)| (format!("worker {number}"), answer));
+        let control = self.control.as_ref().map(|control| ("control".to_owned(), control.pass()));
+        workers.chain(control).collect()
+    }
+}
+
+/// Returns the line for `systemctl status`.
+fn status(registry: &Registry) -> String {
+    let (served, unavailable) = registry.counts();
+    let devices = if served == 1 { "device" } else { "devices" };
+    match unavailable {
+        0 => format!("Serves {served} {devices}"),
+        _ => format!("Serves {served} {devices}, and {unavailable} cannot be opened yet"),
     }
 }
 

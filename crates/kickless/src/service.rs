@@ -1,11 +1,40 @@
 //! The devices that the program serves, and the workers that they share.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use kickless_daemon::{DeviceConfig, Notation, PoolConfig};
 
 use crate::cli::{ControlOptions, SandboxOptions, UpgradeOptions};
+
+/// The number of an inherited socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InheritedSocket {
+    /// The socket of `--fd`.
+    Fd(i32),
+    /// The only socket that the service manager has passed.
+    OfManager(i32),
+}
+
+impl InheritedSocket {
+    /// Returns the number.
+    pub(crate) fn number(self) -> i32 {
+        match self {
+            Self::Fd(fd) | Self::OfManager(fd) => fd,
+        }
+    }
+}
+
+/// Shows the option or the variable that names it.
+impl fmt::Display for InheritedSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fd(fd) => write!(f, "--fd={fd}"),
+            Self::OfManager(_) => f.write_str("LISTEN_FDS"),
+        }
+    }
+}
 
 /// A pool of workers, and the devices that share it.
 #[derive(Debug)]
@@ -18,8 +47,10 @@ pub(crate) struct Service {
     pub(crate) devices: Vec<DeviceConfig>,
     /// The configuration file that describes them.
     pub(crate) file: Option<PathBuf>,
-    /// The number of the inherited socket that the only device uses instead of a path.
-    pub(crate) fd: Option<i32>,
+    /// The names of devices of the file that have no socket of their own, and the sentence of each.
+    pub(crate) without_socket: Vec<(String, String)>,
+    /// The inherited socket that the only device uses instead of a path.
+    pub(crate) fd: Option<InheritedSocket>,
     /// The control sockets.
     pub(crate) control: ControlOptions,
     /// The sandbox.
@@ -42,6 +73,17 @@ impl Service {
                 file.display()
             ),
             _ => Ok(()),
+        }
+    }
+
+    /// Checks that each device has a socket: by its path, or one that `is_passed`.
+    ///
+    /// # Errors
+    /// A device has none. The error is one sentence.
+    pub(crate) fn check_sockets(&self, is_passed: impl Fn(&str) -> bool) -> Result<()> {
+        match self.without_socket.iter().find(|(name, _)| !is_passed(name)) {
+            Some((_, sentence)) => bail!("{sentence}, unless systemd passes a socket with the device's name"),
+            None => Ok(()),
         }
     }
 

@@ -12,14 +12,14 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow};
 use kickless_daemon::{Shelved, shelve};
 
-use crate::inherited::{self, Noted};
+use crate::inherited::{self, Noted, Passed};
 use crate::log;
 use crate::notify::Notify;
 use crate::serve::raise_descriptor_limit;
 use crate::upgrade::Upgrade;
 
 /// The name of all descriptors in the store.
-const NAME: &str = "kickless-device";
+pub(crate) const NAME: &str = "kickless-device";
 /// The longest time that requests in flight have to complete.
 const DRAIN: &str = "10s";
 
@@ -45,8 +45,8 @@ pub(crate) fn put(control: &Path) -> Result<()> {
 }
 
 /// Takes the devices out of the store, if the service manager has started this process with it.
-pub(crate) fn take(noted: &mut Noted) -> Option<Shelved> {
-    let fds = inherited::of_manager(noted, |name| name == NAME);
+pub(crate) fn take(noted: &mut Noted, passed: &Passed) -> Option<Shelved> {
+    let fds = inherited::of_manager(noted, passed, NAME);
     if fds.is_empty() {
         return None;
     }

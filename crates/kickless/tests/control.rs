@@ -34,7 +34,7 @@ fn a_daemon_without_devices_gets_some_and_is_saved() {
     assert!(added.is_some_and(|output| output.stdout.starts_with(b"{")));
     let line = daemon.wait_for("control call");
     let pid = format!("uid={} ", rustix::process::getuid().as_raw());
-    assert!(line.contains(&pid) && line.contains("method=\"device.add\" name=\"a\""), "{line}");
+    assert!(line.contains(&pid) && line.contains("method=device.add name=a"), "{line}");
     assert_eq!(daemon.call("device.list", json!({})), json!([{ "name": "a", "state": "free" }]));
     let mode = fs::metadata(daemon.path("control.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);

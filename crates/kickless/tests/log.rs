@@ -6,6 +6,7 @@ mod common;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
@@ -200,9 +201,9 @@ fn a_disk_that_fails_is_one_warning_of_each_kind() {
     assert_eq!(daemon.stop().code(), Some(0));
     let mut said = String::new();
     log.read_to_string(&mut said).unwrap();
-    for operation in ["operation=\"read\"", "operation=\"write\""] {
+    for operation in ["operation=read", "operation=write"] {
         // There are more lines only if this took longer than ten seconds.
-        let lines = having(&said, &[" WARN ", operation, "a request failed", "error=Input/output error"]);
+        let lines = having(&said, &[" WARN ", operation, "a request failed", "error=\"Input/output error"]);
         assert!((1..10).contains(&lines), "{said}");
         let rest = having(&said, &[" WARN ", operation, "more requests failed", "suppressed=1"]);
         assert_eq!(rest, 1, "{said}");
@@ -262,8 +263,100 @@ fn a_line_names_its_device_once() {
     let card = Card::connect(CardOptions::new(daemon.socket())).unwrap();
     let pair = card.pair(0).unwrap();
     let line = line_with(&mut log, "the port cannot connect");
-    assert_eq!(line.matches("device{name=a}").count(), 1, "{line}");
+    assert_eq!(line.matches(" device=a\n").count(), 1, "{line}");
     drop((pair, card));
+}
+
+/// The lines of passt, which a guest can cause.
+#[test]
+fn lines_of_passt_are_fields_of_ours() {
+    let dir = TempDir::new().unwrap();
+    let (config, socket) = (dir.path().join("config"), dir.path().join("socket"));
+    let passt = dir.path().join("passt");
+    let script = "#!/bin/sh\nprintf '<0>forged\\033[2J device=b\\n' >&2\nexec cat >/dev/null\n";
+    fs::write(&passt, script).unwrap();
+    fs::set_permissions(&passt, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&config, format!("[[device]]\nname = 'a'\nsocket-path = {socket:?}\nport = 'user'\n")).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg("serve").arg(format!("--config={}", config.display()));
+    command.env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()));
+    let (daemon, mut log) = Daemon::launch(&mut command, dir);
+    let card = Card::connect(CardOptions::new(daemon.socket())).unwrap();
+    let pair = card.pair(0).unwrap();
+    let line = line_with(&mut log, "program=passt");
+    let fields = "program=passt line=\"<0>forged\\u{1b}[2J device=b\" device=a\n";
+    assert!(line.contains(" WARN ") && line.ends_with(fields), "{line}");
+    drop((pair, card));
+}
+
+/// Each format, with lines, a sentence at the end, and the device.
+#[test]
+fn formats() {
+    let serve = |format: &str| {
+        let dir = TempDir::new().unwrap();
+        let config = dir.path().join("config");
+        let socket = dir.path().join("socket");
+        fs::write(&config, format!("[[device]]\nname = 'a'\nsocket-path = {socket:?}\nblk-file = 'mem:1M'\nsocket-mode = '0600'\n")).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command
+            .arg("serve")
+            .arg(format!("--config={}", config.display()))
+            .arg(format!("--log-format={format}"));
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("serving") {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended");
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        let mut rest = String::new();
+        log.read_to_string(&mut rest).unwrap();
+        assert!(child.wait().unwrap().success());
+        let owner = format!("{}:{}", rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        (line, rest, socket.display().to_string(), owner)
+    };
+    for format in ["journal", "text", "auto"] {
+        let (line, rest, socket, owner) = serve(format);
+        let fields = format!(
+            "serving version={} disk=mem:1048576 format=mem size=1M read_only=false cache=none lock=on queues=64 \
+             queue_size=1024 socket={socket} mode=0600 owner={owner} device=a\n",
+            env!("CARGO_PKG_VERSION")
+        );
+        assert!(line.ends_with(&fields), "{line}");
+        let is_ours = |line: &str| {
+            if format == "journal" { line.starts_with("<6>") } else { line.contains("Z  INFO ") }
+        };
+        assert!(is_ours(&line) && rest.lines().all(is_ours) && rest.contains("summary"), "{line}{rest}");
+    }
+    let (line, rest, socket, _) = serve("json");
+    for line in [&*line].into_iter().chain(rest.lines()) {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(value["level"], "INFO", "{line}");
+    }
+    let served: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&served["message"], &served["fields"]["device"]), (&"serving".into(), &"a".into()));
+    assert_eq!((&served["fields"]["socket"], &served["fields"]["queues"]), (&socket.into(), &64.into()));
+}
+
+/// systemd names its stream to the journal by device and inode.
+#[test]
+fn the_journal_is_found() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("log");
+    let said = |variable: &str| {
+        let log = File::create(&path).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.args(["blk", "--blk-file=/nonexistent", "--socket-path=/nonexistent/s"]);
+        assert_eq!(command.env("JOURNAL_STREAM", variable).stderr(log).status().unwrap().code(), Some(1));
+        fs::read_to_string(&path).unwrap()
+    };
+    let file = File::create(&path).unwrap().metadata().unwrap();
+    let sentence = said(&format!("{}:{}", file.dev(), file.ino()));
+    assert!(sentence.starts_with("<3>--") && sentence.lines().count() == 1, "{sentence}");
+    for variable in [&*format!("{}:1", file.dev()), "", "x"] {
+        assert!(said(variable).starts_with("kickless: --"), "{variable}");
+    }
 }
 
 /// Runs `kickless` with standard output and error closed at the other end. Returns its exit status.

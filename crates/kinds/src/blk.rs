@@ -9,14 +9,14 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use kickless_blk::{Blk, HandedDisk};
 use kickless_daemon::{
-    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Settable,
-    Switch, Words, sentence, show_name,
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Served,
+    Settable, Switch, Words, sentence, show_name,
 };
 use kickless_device::{Handed, Operate};
 use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
 use kickless_opener::Grant;
 use kickless_spec::vhost_user::RINGS_MAX;
-use kickless_values::{parse_number, parse_size};
+use kickless_values::{format_size, parse_number, parse_size};
 use rustix::fs::fstat;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -241,8 +241,22 @@ impl Kind for BlkKind {
         target.map(|to| Grant { option: "blk-file", to }).into_iter().collect()
     }
 
-    fn log_served(options: &BlkConfig, version: &str) {
-        info!(version, disk = %options.blk_file, "serving");
+    fn log_served(options: &BlkConfig, of: &Served) {
+        info!(
+            version = of.version,
+            disk = %options.blk_file,
+            format = options.blk_file.format(),
+            size = of.size.map(format_size),
+            read_only = options.read_only,
+            cache = %options.cache,
+            lock = %options.lock,
+            queues = options.num_queues,
+            queue_size = of.queue_size,
+            socket = of.socket,
+            mode = of.socket_mode,
+            owner = of.socket_owner,
+            "serving"
+        );
     }
 
     fn limits(options: &mut BlkConfig) -> &mut LimitsConfig<Requests> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use kickless_daemon::{
-    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Settable,
-    Switch, Words,
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Served,
+    Settable, Switch, Words,
 };
 use kickless_device::Operate;
 use kickless_net::{HandedCard, Net, Opening, PortError, PortName};
@@ -166,8 +166,20 @@ impl Kind for NetKind {
         port.into_iter().chain(options.capture.grant()).collect()
     }
 
-    fn log_served(options: &NetConfig, version: &str) {
-        info!(version, port = %options.port, "serving");
+    fn log_served(options: &NetConfig, of: &Served) {
+        info!(
+            version = of.version,
+            port = %options.port,
+            mac = options.mac.as_ref().map(tracing::field::display),
+            mtu = options.mtu,
+            pairs = options.num_queue_pairs,
+            offload = %options.offload,
+            queue_size = of.queue_size,
+            socket = of.socket,
+            mode = of.socket_mode,
+            owner = of.socket_owner,
+            "serving"
+        );
     }
 
     fn limits(options: &mut NetConfig) -> &mut LimitsConfig<Frames> {

@@ -397,7 +397,7 @@ fn a_connection_that_was_lost_is_made_again() {
 #[test]
 fn only_a_connection_of_a_stream_is_taken() {
     let refuse = |giving: Giving, fd| {
-        let stream = v1::Stream { socket: Some(fd) };
+        let stream = v1::Stream { socket: Some(fd), errors: None };
         refused("stream:/run/x", 1, giving, Part::new(&stream).unwrap())
     };
     let no_connection = "the other process gives a descriptor that is no connection of a unix stream socket";

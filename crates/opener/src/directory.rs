@@ -110,6 +110,25 @@ impl AsFd for Directory {
     }
 }
 
+/// The permissions and the owner of the name of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketRights {
+    /// The permissions.
+    pub mode: u32,
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+impl SocketRights {
+    /// Returns those of the socket with this path, by a call in this process. `None` if it has gone.
+    pub fn of(path: &Path) -> Option<Self> {
+        let name = path.file_name()?;
+        Directory::of(path).and_then(|directory| directory.find(name)).ok()?.map(|found| found.rights())
+    }
+}
+
 /// The device and the inode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity(pub(crate) u64, pub(crate) u64);
@@ -133,6 +152,12 @@ impl Found {
     /// Returns its permissions at the time of the look.
     pub(crate) fn mode(&self) -> Mode {
         Mode::from_raw_mode(self.status.st_mode)
+    }
+
+    /// Returns its permissions and its owner at the time of the look.
+    pub(crate) fn rights(&self) -> SocketRights {
+        let Stat { st_mode, st_uid, st_gid, .. } = self.status;
+        SocketRights { mode: st_mode & 0o7777, uid: st_uid, gid: st_gid }
     }
 
     /// Returns a path that stands for this file only, whatever its name stands for.

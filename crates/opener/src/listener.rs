@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::client::{Answer, Client, client, mismatch, without_refusal};
-use crate::directory::{Directory, Identity, directory_of, warn_of_lock};
+use crate::directory::{Directory, Identity, SocketRights, directory_of, warn_of_lock};
 use crate::error::{GROUP_OPTION, Parts, SocketError, SocketProblem};
 use crate::grant::Outside;
 use crate::socket::{HostAddress, SocketName, group_id};
@@ -22,6 +22,8 @@ pub struct Listener {
     name: Option<Name>,
     /// The socket.
     socket: UnixListener,
+    /// The permissions and the owner of the name, if they are known.
+    rights: Option<SocketRights>,
 }
 
 /// The name of a socket. Dropping it removes the name.
@@ -73,7 +75,7 @@ impl Listener {
 
     /// Takes a listening socket that another program has made. Its name stays.
     pub fn of(socket: UnixListener) -> Self {
-        Self { name: None, socket }
+        Self { name: None, socket, rights: None }
     }
 
     /// Takes a listening socket, and its name, from a process that ends without removing the name.
@@ -84,7 +86,7 @@ impl Listener {
             Some(_) => Name::Opener(OpenerName { path, identity }),
             None => Name::Here(SocketName::of(path, identity)),
         };
-        Self { name: Some(name), socket }
+        Self { name: Some(name), socket, rights: None }
     }
 
     /// Returns the name, if dropping this removes it.
@@ -99,6 +101,17 @@ impl Listener {
     /// Returns the socket.
     pub fn socket(&self) -> &UnixListener {
         &self.socket
+    }
+
+    /// Returns the permissions and the owner of the name, if they are known.
+    pub fn rights(&self) -> Option<SocketRights> {
+        self.rights
+    }
+
+    /// Notes the permissions and the owner of the name.
+    #[must_use]
+    pub fn with_rights(self, rights: Option<SocketRights>) -> Self {
+        Self { rights, ..self }
     }
 
     /// Removes the name, and returns the socket.
@@ -150,27 +163,27 @@ impl Address {
     /// # Errors
     /// The socket cannot be made.
     pub fn listen(&self, deadline: Instant) -> Result<Listener, SocketError> {
-        let (name, socket, was_locked) = match client() {
+        let (name, socket, rights, was_locked) = match client() {
             Some(client) => {
                 let wait = deadline.saturating_duration_since(Instant::now()).min(TURN_WAIT);
                 let request = Request::Listen { path: self.path.clone(), wait_ms: wait.as_millis() as u32 };
-                let (Reply::Listening { device, inode, was_locked }, Some(socket)) =
+                let (Reply::Listening { device, inode, mode, uid, gid, was_locked }, Some(socket)) =
                     self.ask(client, &request)?
                 else {
                     return Err(self.failed(mismatch()));
                 };
                 let name = OpenerName { path: self.path.clone(), identity: Identity(device, inode) };
-                (Name::Opener(name), socket.into(), was_locked)
+                (Name::Opener(name), socket.into(), SocketRights { mode, uid, gid }, was_locked)
             }
             None => {
                 let made = self.here().listen(deadline)?;
-                (Name::Here(made.name), made.socket, made.was_locked)
+                (Name::Here(made.name), made.socket, made.rights, made.was_locked)
             }
         };
         if was_locked {
             warn_of_lock(&self.path);
         }
-        Ok(Listener { name: Some(name), socket })
+        Ok(Listener { name: Some(name), socket, rights: Some(rights) })
     }
 
     fn ask(&self, client: &Client, request: &Request) -> Result<Answer, SocketError> {

@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,12 +13,16 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::client::{client, mismatch};
+use crate::message;
 use crate::wire::{Reply, Request};
 
 /// The name of the program.
 const NAME: &str = "passt";
+/// The byte that comes with the pipe of standard error.
+const ERRORS: &[u8; 1] = b"e";
 /// The time between two looks at a process that is ending.
 pub(crate) const END_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest wait for the end of a process.
@@ -50,19 +54,44 @@ pub fn has_passt() -> bool {
     }
 }
 
-/// Starts passt with these arguments. Returns the other end of its socket too.
+/// A process of passt that has started.
+#[derive(Debug)]
+pub struct StartedPasst {
+    /// The process.
+    pub process: PasstProcess,
+    /// The other end of its socket.
+    pub socket: OwnedFd,
+    /// The other end of its standard error, a pipe.
+    pub errors: OwnedFd,
+}
+
+/// Starts passt with these arguments.
 ///
 /// # Errors
 /// It is not installed, or it cannot be started.
-pub fn start_passt(arguments: &[String]) -> io::Result<(PasstProcess, OwnedFd)> {
-    let Some(client) = client() else {
-        let (child, socket) = start_passt_here(arguments)?;
-        return Ok((PasstProcess { pid: child.id(), of: Some(Parent::Here(child)) }, socket));
-    };
-    match client.ask(&Request::StartPasst { arguments: arguments.to_vec() })? {
-        (Reply::Started { child, pid }, Some(socket)) => {
-            Ok((PasstProcess { pid, of: Some(Parent::Launcher(child)) }, socket))
+pub fn start_passt(arguments: &[String]) -> io::Result<StartedPasst> {
+    let (process, socket) = match client() {
+        None => {
+            let (child, socket) = start_passt_here(arguments)?;
+            (PasstProcess { pid: child.id(), of: Some(Parent::Here(child)) }, socket)
         }
+        Some(client) => match client.ask(&Request::StartPasst { arguments: arguments.to_vec() })? {
+            (Reply::Started { child, pid }, Some(socket)) => {
+                (PasstProcess { pid, of: Some(Parent::Launcher(child)) }, socket)
+            }
+            _ => return Err(mismatch()),
+        },
+    };
+    let errors = take_errors(&socket)?;
+    Ok(StartedPasst { process, socket, errors })
+}
+
+/// Takes the pipe of standard error, which is the first that comes over the socket.
+fn take_errors(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut first = [0; ERRORS.len()];
+    let mut received = message::receive(socket, &mut first)?;
+    match (received.fds.pop(), received.len == ERRORS.len() && first == *ERRORS) {
+        (Some(errors), true) => Ok(errors),
         _ => Err(mismatch()),
     }
 }
@@ -128,11 +157,15 @@ pub(crate) fn has_passt_here() -> bool {
 pub(crate) fn start_passt_here(arguments: &[String]) -> io::Result<(Child, OwnedFd)> {
     let program = find_in(&env::var_os("PATH").unwrap_or_default()).ok_or(Errno::NOENT)?;
     let (ours, its) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // A reply has one descriptor, the socket. The pipe waits in the socket, before all that passt sends.
+    let (errors, its_errors) = pipe_with(PipeFlags::CLOEXEC)?;
+    message::send(&its, ERRORS, Some(errors.as_fd()))?;
     let child = Command::new(program)
         .args(["--quiet", "--foreground", "--fd", "0"])
         .args(arguments)
         .stdin(Stdio::from(its))
         .stdout(Stdio::null())
+        .stderr(Stdio::from(its_errors))
         .spawn()?;
     Ok((child, ours))
 }

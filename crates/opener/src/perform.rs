@@ -15,7 +15,7 @@ use crate::answers::FileStatus;
 use crate::authority::{Admission, Denied, Granted, NotEntered, Permit, State, Within};
 use crate::client::{Answer, Client, mismatch};
 use crate::connect::{begin_tcp_here, connect_here, literal};
-use crate::directory::{Directory, Identity, directory_of, real_path_of};
+use crate::directory::{Directory, Identity, SocketRights, directory_of, real_path_of};
 use crate::error::{GROUP_OPTION, Parts, SocketError, SocketProblem};
 use crate::file::{
     FileUse, Opened, capture_here, name_here, path_of, reopen_here, status_of, with_alignment,
@@ -148,7 +148,9 @@ impl Performer {
                 let made =
                     self.with_address(path, permit, |address| address.listen(Instant::now() + wait))?;
                 let Identity(device, inode) = made.name.keep();
-                let reply = Reply::Listening { device, inode, was_locked: made.was_locked };
+                let SocketRights { mode, uid, gid } = made.rights;
+                let was_locked = made.was_locked;
+                let reply = Reply::Listening { device, inode, mode, uid, gid, was_locked };
                 Ok((reply, Some(made.socket.into())))
             }
             Request::Unlink { path, device, inode } => {

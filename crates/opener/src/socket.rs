@@ -16,7 +16,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
-use super::directory::{Directory, Found, Identity};
+use super::directory::{Directory, Found, Identity, SocketRights};
 use super::error::{GROUP_OPTION, MODE_OPTION, PATH_OPTION, SocketError, SocketProblem};
 
 /// The mark of a socket that is being made: no other socket is sticky, as the bit has no meaning for one. So
@@ -30,6 +30,8 @@ pub(crate) struct Bound {
     /// Dropped before the socket. No other process replaces the name while the socket listens.
     pub(crate) name: SocketName,
     pub(crate) socket: UnixListener,
+    /// Its permissions and its owner.
+    pub(crate) rights: SocketRights,
     /// Another process had its directory locked until the deadline.
     pub(crate) was_locked: bool,
 }
@@ -138,11 +140,14 @@ impl<'a> HostAddress<'a> {
         self.remove_stale(&directory, name).map_err(at_path)?;
         let socket = self.bind().map_err(at_path)?;
         let found = made(&directory, name).map_err(at_path)?;
-        let name = SocketName { path: self.path.clone(), identity: found.identity() };
+        let (file_name, identity) = (name, found.identity());
+        let name = SocketName { path: self.path.clone(), identity };
         // Front-ends can connect only after `listen`, when the permissions and the group are set.
         self.give_rights(&found)?;
+        let again = directory.find(file_name).ok().flatten();
+        let rights = again.filter(|again| again.identity() == identity).unwrap_or(found).rights();
         listen(&socket, BACKLOG).map_err(|error| at_path(SocketProblem::host("it cannot listen")(error)))?;
-        Ok(Bound { name, socket: socket.into(), was_locked })
+        Ok(Bound { name, socket: socket.into(), rights, was_locked })
     }
 
     /// Removes a stale socket, if there is one.

@@ -90,7 +90,7 @@ pub(crate) enum Reply {
     /// A file is open, with this alignment.
     Opened { alignment: Alignment },
     /// A socket listens. It has this identity.
-    Listening { device: u64, inode: u64, was_locked: bool },
+    Listening { device: u64, inode: u64, mode: u32, uid: u32, gid: u32, was_locked: bool },
     /// A path.
     Path { path: PathBuf },
     /// The addresses of a host.
@@ -356,7 +356,7 @@ codes! { Reply {
     6 Tap { step, errno }
     7 Status { status }
     8 Opened { alignment }
-    9 Listening { device, inode, was_locked }
+    9 Listening { device, inode, mode, uid, gid, was_locked }
     10 Path { path }
     11 Addresses { addresses }
     12 Found { is_found }

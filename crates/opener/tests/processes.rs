@@ -15,9 +15,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kickless_opener::{
-    Address, Authority, Calls, Config, ConfigFile, Grant, Listener, LookUp, PathUse, Reason, Root, Target,
-    begin_tcp, capture, char_subsystem, config_file, connect, enter, has_passt, image, launch, real_path,
-    reopen, resolve, serve, socket_pair, start_passt, status, use_opener,
+    Address, Authority, Calls, Config, ConfigFile, Grant, Listener, LookUp, PathUse, Reason, Root,
+    StartedPasst, Target, begin_tcp, capture, char_subsystem, config_file, connect, enter, has_passt, image,
+    launch, real_path, reopen, resolve, serve, socket_pair, start_passt, status, use_opener,
 };
 use rustix::process::Pid;
 use tempfile::TempDir;
@@ -227,12 +227,14 @@ fn programs() {
         return;
     }
     // It ends with its socket.
-    let (process, socket) = start().unwrap();
+    let StartedPasst { process, socket, errors } = start().unwrap();
     assert!(process.id() > 0);
     drop(socket);
     assert!(process.end(Duration::from_secs(5)).is_some());
+    // No other process has the other end of the pipe.
+    fs::File::from(errors).read_to_end(&mut Vec::new()).unwrap();
     // Without that it is killed.
-    let (process, _socket) = start().unwrap();
+    let StartedPasst { process, socket: _socket, .. } = start().unwrap();
     assert!(process.end(Duration::from_millis(1)).is_none());
     drop(start().unwrap());
     assert!(start_passt(&["--pcap=named".into()]).is_err());

@@ -363,7 +363,10 @@ const OPENER_NAMES: &[Row] = &[
         &[one_of(0, &[libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32]), STREAM],
         "sockets of devices and of control, and connections to servers",
     ),
-    row(calls![SYS_bind SYS_listen SYS_connect], "sockets of devices and of control, connections to servers"),
+    row(
+        calls![SYS_bind SYS_listen SYS_connect],
+        "sockets of devices and of control, connections to servers, and to systemd",
+    ),
     row_if(calls![SYS_getsockopt], &[one_of(1, &[SOCKET])], "the result of a connection"),
     row_if(
         calls![SYS_setsockopt],

@@ -25,5 +25,5 @@ pub use cpus::CpuList;
 pub use duration::parse_duration;
 pub use mac::MacAddress;
 pub use number::{QUEUE_SIZE_MAX, parse_number, parse_queue_size};
-pub use size::parse_size;
+pub use size::{format_size, parse_size};
 pub use socket_path::SOCKET_PATH_BYTES_MAX;

@@ -31,6 +31,13 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
 }
 
+/// Returns a number of bytes as [`parse_size`] reads it, in the largest unit that divides it.
+pub fn format_size(bytes: u64) -> String {
+    let power = if bytes == 0 { 0 } else { bytes.trailing_zeros() / 10 };
+    let unit = ["", "K", "M", "G", "T", "P", "E"].get(power as usize).copied().unwrap_or_default();
+    format!("{}{unit}", bytes >> (10 * power))
+}
+
 /// Returns the number of bytes in `unit`.
 fn unit_bytes(unit: &str) -> Option<u128> {
     let unit = unit.to_ascii_uppercase();
@@ -74,6 +81,14 @@ mod tests {
     }
 
     #[test]
+    fn writes_the_largest_unit() {
+        for (bytes, text) in [(0, "0"), (512, "512"), (1536, "1536"), (64 << 10, "64K"), (16 << 30, "16G")] {
+            assert_eq!(format_size(bytes), text);
+        }
+        assert_eq!(format_size(15 << 60), "15E");
+    }
+
+    #[test]
     fn refuses_other_text() {
         for text in [
             "", "G", ".5G", "5.", "1.2.3G", "-1", "+1", "1 G", "1KB", "1X", "16E", "0.3K", "0x10", "1e3", "٣",
@@ -91,6 +106,13 @@ mod tests {
             let bytes = n << (10 * unit);
             prop_assert_eq!(parse_size(&format!("{}{}", n, UNITS[unit])), Ok(bytes));
             prop_assert_eq!(parse_size(&format!("{}.0{}", n, UNITS[unit].to_lowercase())), Ok(bytes));
+        }
+
+        #[test]
+        fn what_is_written_is_read(bytes: u64, zeros in 0..64) {
+            for bytes in [bytes, bytes >> zeros, bytes & u64::MAX << zeros] {
+                prop_assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
+            }
         }
 
         #[test]

@@ -156,6 +156,7 @@ impl Server {
             if self.is_closed() {
                 return Ok(());
             }
+            info!("the socket listens again");
         }
     }
 

@@ -70,6 +70,8 @@ impl EventLoop {
             WorkItem::Pass(done) => {
                 let _ = done.send(());
             }
+            #[cfg(debug_assertions)]
+            WorkItem::Block(until) => drop(until.recv()),
             WorkItem::End => {
                 self.ending = true;
                 let all: Vec<u32> = self.numbers.values().copied().collect();

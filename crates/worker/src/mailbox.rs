@@ -4,6 +4,8 @@ use crate::policy::Policy;
 use crate::poll::Poll;
 use kickless_device::{Leave, Limiter, Position, QueueTask, Stopped, Update};
 use kickless_io::Waker;
+#[cfg(debug_assertions)]
+use kickless_sync::mpsc::Receiver;
 use kickless_sync::mpsc::Sender;
 use kickless_sync::{Mutex, lock};
 use std::collections::VecDeque;
@@ -73,6 +75,9 @@ pub(crate) enum WorkItem {
     Weight(u64, u32),
     /// Changes nothing. The sender is used after the round in which the item came.
     Pass(Sender<()>),
+    /// Keeps the worker until the sender is dropped, for tests.
+    #[cfg(debug_assertions)]
+    Block(Receiver<()>),
     /// Ends the worker, once all tasks have stopped.
     End,
 }
@@ -86,6 +91,8 @@ impl WorkItem {
             }
             Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(_) => false,
             Self::Weight(..) | Self::Pass(_) | Self::End => false,
+            #[cfg(debug_assertions)]
+            Self::Block(_) => false,
         }
     }
 }

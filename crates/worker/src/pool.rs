@@ -149,6 +149,17 @@ impl WorkerPool {
         self.peers.workers.iter().map(ask).collect()
     }
 
+    /// Keeps a worker until the sender is dropped, as a file system can that never answers. For tests.
+    #[cfg(debug_assertions)]
+    #[doc(hidden)]
+    pub fn block(&self, worker: usize) -> Sender<()> {
+        let (until, blocked) = channel();
+        if let Some(peer) = self.peers.workers.get(worker) {
+            let _ = peer.mailbox.put(WorkItem::Block(blocked));
+        }
+        until
+    }
+
     /// Returns a descriptor that becomes readable, and stays so, when a worker has ended without being asked
     /// to: by an error of the host, or by a panic. Its tasks are gone and their drivers get no more answers.
     /// Only a new process can serve them.

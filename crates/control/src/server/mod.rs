@@ -82,6 +82,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     waker: Waker,
     is_ending: Arc<AtomicBool>,
+    sender: Sender<Message>,
 }
 
 impl Server {
@@ -99,12 +100,22 @@ impl Server {
         }
         let (waker, is_ending) = (Waker::new()?, Arc::new(AtomicBool::new(false)));
         let mut sockets = Sockets::new(daemon, listeners, waker.clone(), is_ending.clone());
+        let sender = sockets.sender.clone();
         let run = move || {
             sockets.run();
             sockets.end(Instant::now() + END_WAIT);
         };
         let thread = thread::Builder::new().name("control".into()).spawn(run)?;
-        Ok(Self { thread: Some(thread), waker, is_ending })
+        Ok(Self { thread: Some(thread), waker, is_ending, sender })
+    }
+
+    /// Asks the thread of the server to answer after its present round. Does not wait. The receiver is
+    /// disconnected if the thread has ended.
+    pub fn pass(&self) -> Receiver<()> {
+        let (done, answer) = channel();
+        let _ = self.sender.send(Message::Pass(done));
+        self.waker.wake();
+        answer
     }
 }
 
@@ -135,6 +146,8 @@ enum Message {
     Received(u64, io::Result<Received>),
     /// The thread of a client of the listener with this number has ended.
     ClientEnded(usize),
+    /// Another thread asks whether this one gets on. The sender is its answer.
+    Pass(Sender<()>),
 }
 
 /// A socket that clients connect to.
@@ -341,6 +354,8 @@ impl Sockets {
                 }
             }
             Message::ClientEnded(listener) => self.listeners[listener].threads -= 1,
+            // The other thread may have given up.
+            Message::Pass(done) => drop(done.send(())),
         }
     }
 

@@ -59,8 +59,8 @@ pub trait Kind: Send + Sync + 'static {
     /// sandbox refuses all others. Leaves out descriptors.
     fn grants(options: &Self::Options) -> Vec<Grant>;
 
-    /// Logs that the device is served by this version.
-    fn log_served(options: &Self::Options, version: &str);
+    /// Logs that the device is served: what the operator chose, and `of`.
+    fn log_served(options: &Self::Options, of: &Served);
 
     /// Returns the limits.
     fn limits(options: &mut Self::Options) -> &mut LimitsConfig<Self::Limited>;
@@ -77,6 +77,23 @@ pub trait Kind: Send + Sync + 'static {
     /// # Errors
     /// The host or a server refuses it. The error names the option.
     fn make(&self, options: &Self::Options, making: &Making<'_>) -> Result<Arc<dyn Operate>, MakeError>;
+}
+
+/// The properties of a device that is served, for the log.
+#[derive(Clone, Debug, Default)]
+pub struct Served {
+    /// The version of the program.
+    pub version: &'static str,
+    /// The path of its socket, if it has one.
+    pub socket: Option<String>,
+    /// The permissions of the socket, in octal digits.
+    pub socket_mode: Option<String>,
+    /// The numbers of the user and the group of the socket.
+    pub socket_owner: Option<String>,
+    /// The size of the medium in bytes.
+    pub size: Option<u64>,
+    /// The largest size of a queue.
+    pub queue_size: u16,
 }
 
 /// An option that changes while the device is served.

@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::capture::CaptureConfig;
-use super::kind::{KIND, Kind, Words};
+use super::kind::{KIND, Kind, Served, Words};
 use super::notation::{Mistake, Notation};
 
 /// The kind of a device, with the options of this kind.
@@ -31,7 +31,7 @@ pub trait KindOptions: Any + Send + Sync {
     fn descriptors(&self) -> Vec<(&'static str, &str)>;
     fn inherited(&self) -> Vec<(&'static str, i32)>;
     fn grants(&self) -> Vec<Grant>;
-    fn log_served(&self, version: &str);
+    fn log_served(&self, of: &Served);
     fn limits(&self) -> Limits;
     /// Returns the group that shares the limits.
     fn group(&self) -> Option<String>;
@@ -93,8 +93,8 @@ impl<K: Kind> KindOptions for Of<K> {
         K::grants(&self.0)
     }
 
-    fn log_served(&self, version: &str) {
-        K::log_served(&self.0, version);
+    fn log_served(&self, of: &Served) {
+        K::log_served(&self.0, of);
     }
 
     fn limits(&self) -> Limits {

@@ -54,5 +54,5 @@ pub(super) fn take_listener(of: v1::Listener, given: &mut Given) -> Result<Passe
         device: name.device,
         inode: name.inode,
     });
-    Ok(PassedListener { socket: listener.into_socket(), name })
+    Ok(PassedListener { socket: listener.into_socket(), name, rights: None })
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kickless_device::Handed;
-use kickless_handover::v1::{Device, Final, Phase, Plan, Planned};
+use kickless_handover::v1::{Device, Final, Passed, Phase, Plan, Planned};
 use kickless_handover::{FromOld, NewEnd, Record, Shelved, Taken};
 use kickless_sync::lock;
 use kickless_vhost::Restored;
@@ -208,6 +208,10 @@ impl<'r> Taking<'r> {
             // Each has a thread.
             return Err(format!("it has {count} devices that are unavailable, and can have {max}"));
         }
+        for Passed { name, listener } in &plan.passed {
+            // A socket that the service manager has passed to this process itself is newer, and stays.
+            self.registry.pass_socket(name.clone(), take_listener(listener.clone(), &mut given)?);
+        }
         let known = self.registry.kinds().keys();
         for (number, planned) in (0..).zip(&plan.devices) {
             let Planned { config, is_inherited, phase } = planned;
@@ -241,6 +245,7 @@ impl<'r> Taking<'r> {
         let control = plan.control.iter().map(|listener| take_listener(listener.clone(), &mut given));
         self.beside.control = control.collect::<Result<_, _>>()?;
         self.beside.log_filter.clone_from(&plan.log_filter);
+        self.beside.watchdog = plan.watchdog_us.map(Duration::from_micros);
         self.plan = plan;
         Ok(())
     }
@@ -310,7 +315,8 @@ impl Made {
     fn new(registry: &Registry, mut opened: OpenDevice, record: Record) -> Result<Self, String> {
         let (mut device, mut given) = record.read::<Device>().map_err(|error| error.to_string())?;
         let listener = device.listener.take().map(|listener| take_listener(listener, &mut given));
-        let listener = listener.transpose()?;
+        let passed = registry.passed_socket(opened.config()).map_err(|error| error.to_string())?;
+        let listener = passed.or(listener.transpose()?);
         let own = std::mem::take(&mut device.own);
         opened.make_handed(Handed { state: own, given: &mut given }).map_err(|error| sentence(&error))?;
         let served = registry.served_device(&mut opened).map_err(|error| sentence(&error))?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kickless_handover::v1::{Phase, Plan, Planned};
+use kickless_handover::v1::{Passed, Phase, Plan, Planned};
 use kickless_handover::{Decision, Giving, HandedOver, OldEnd};
 use kickless_sync::lock;
 use rustix::time::{ClockId, clock_gettime};
@@ -169,8 +169,13 @@ fn plan(registry: &Registry, beside: &Beside, passing: &mut Vec<Passing>) -> Res
     let control = beside.control.iter().map(|listener| give_listener(listener, &mut giving));
     let control = control.collect::<Result<_, _>>()?;
     let (version, log_filter) = (env!("CARGO_PKG_VERSION").to_owned(), beside.log_filter.clone());
+    let passed = registry.passed_sockets().map_err(|error| error.to_string())?.into_iter();
+    let passed =
+        passed.map(|(name, socket)| Ok(Passed { name, listener: give_listener(&socket, &mut giving)? }));
+    let passed = passed.collect::<Result<_, String>>()?;
+    let watchdog_us = beside.watchdog.map(|interval| interval.as_micros() as u64);
     let counters = [(UPGRADES.to_owned(), registry.upgrades())].into();
-    Ok((Plan { version, devices, of_file, control, log_filter, counters }, giving))
+    Ok((Plan { version, devices, of_file, control, passed, log_filter, watchdog_us, counters }, giving))
 }
 
 /// Does this for all devices, several at a time.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use kickless_daemon::{
-    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Settable,
-    Words,
+    CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Served,
+    Settable, Words,
 };
 use kickless_device::Operate;
 use kickless_opener::Grant;
@@ -82,7 +82,7 @@ impl<F: Fn(&ToyConfig, &Making<'_>) -> MadeDevice + Send + Sync + 'static> Kind 
         Vec::new()
     }
 
-    fn log_served(_: &ToyConfig, _: &str) {}
+    fn log_served(_: &ToyConfig, _: &Served) {}
 
     fn limits(options: &mut ToyConfig) -> &mut LimitsConfig<Toys> {
         &mut options.limits

@@ -19,6 +19,6 @@ mod session;
 pub use card::{Capture, Card, CardFinal, Stream, StreamFinal, Tap, TapFinal, UplinkFinal};
 pub use device::{Device, Final, Tokens};
 pub use disk::{Disk, DiskFinal, Image, ImageFinal, Medium, Nbd, NbdFinal};
-pub use plan::{Config, Listener, Phase, Plan, Planned, SocketName};
+pub use plan::{Config, Listener, Passed, Phase, Plan, Planned, SocketName};
 pub use ring::{Addresses, Completion, Ring, RingFinal, Shape};
 pub use session::{Access, BackendChannel, HalfMessage, Inflight, Log, Miss, Region, Session, SessionFinal};

@@ -106,7 +106,9 @@ impl Maker {
             devices: self.some(5, device),
             of_file: self.some(3, Self::config),
             control: self.some(2, Self::listener),
+            passed: self.some(2, |maker| Passed { name: maker.text(), listener: maker.listener() }),
             log_filter: self.maybe(Self::text),
+            watchdog_us: self.maybe(Self::u64),
             counters: self.amounts(),
         }
     }
@@ -236,7 +238,7 @@ impl Maker {
         let port = match self.random.below(3) {
             0 => Part::default(),
             1 => Part::new(&self.tap()).unwrap(),
-            _ => Part::new(&Stream { socket: self.maybe(Self::fd) }).unwrap(),
+            _ => Part::new(&Stream { socket: self.maybe(Self::fd), errors: self.maybe(Self::fd) }).unwrap(),
         };
         let capture = |maker: &mut Self| Capture {
             file: maker.fd(),

@@ -5,7 +5,8 @@ use kickless_daemon::{
     DeviceConfig, Identity, KindConfig, Mistake, Notation, PoolConfig, ServeConfig, Share,
 };
 
-use crate::service::Service;
+use crate::inherited;
+use crate::service::{InheritedSocket, Service};
 
 use super::control::ControlOptions;
 use super::sandbox::SandboxOptions;
@@ -46,30 +47,48 @@ impl DeviceOptions {
         let mut device =
             DeviceConfig { kind, identity: Identity::default(), serve: self.serve, share: Share::default() };
         pool.worker_options(1, notation)?;
-        if self.fd.is_none() && device.serve.socket_path.is_none() {
-            return Err(Mistake::new("socket-path", "give it, or --fd"));
-        }
+        let fd = match self.fd {
+            Some(fd) => Some(InheritedSocket::Fd(fd)),
+            None if device.serve.socket_path.is_some() => None,
+            None => Some(only_passed()?),
+        };
         device.check(notation)?;
         device.check_has_no_descriptors()?;
         if control.is_on() {
             // Calls name devices. An inherited socket has no name.
-            match self.fd {
+            match fd {
                 Some(_) => device.identity.name = Some(INHERITED.into()),
                 None => device.name_by_socket()?,
             }
         }
         let devices = vec![device];
-        let (fd, upgrade) = (self.fd, UpgradeOptions::default());
+        let upgrade = UpgradeOptions::default();
         Ok(Service {
             notation,
             pool,
             devices,
             file: None,
+            without_socket: Vec::new(),
             fd,
             control,
             sandbox,
             upgrade,
             all_or_nothing: true,
         })
+    }
+}
+
+/// Returns the only socket that the service manager has passed.
+///
+/// # Errors
+/// It has passed none, or several.
+fn only_passed() -> Result<InheritedSocket, Mistake> {
+    match inherited::passed_count() {
+        0 => Err(Mistake::new("socket-path", "give it, or --fd")),
+        1 => Ok(InheritedSocket::OfManager(inherited::FIRST)),
+        count => {
+            let why = format!("give it, or --fd: this command serves one socket, and LISTEN_FDS={count}");
+            Err(Mistake::new("socket-path", why))
+        }
     }
 }

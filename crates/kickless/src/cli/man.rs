@@ -74,6 +74,10 @@ const SECTIONS: &[(&str, Sections)] = &[
                     "kickless serve --config=/etc/kickless/devices.toml --control=/run/kickless/control.sock",
                 ),
                 (
+                    "Say whether a file is right:",
+                    "kickless serve --config=/etc/kickless/devices.toml --check",
+                ),
+                (
                     "Take all devices over from the running daemon, while their guests go on:",
                     "kickless serve --config=/etc/kickless/devices.toml --upgrade-from=/run/kickless/control.sock",
                 ),

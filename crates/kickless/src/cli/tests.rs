@@ -9,6 +9,7 @@ use kickless_memory::quota;
 use kickless_worker::Poll;
 
 use super::*;
+use crate::service::InheritedSocket;
 use crate::testing::{card_of, disk_of};
 
 fn parsed(line: &str) -> Result<Invocation, String> {
@@ -58,7 +59,7 @@ fn everything_said() {
          --poll-stop-idle=1.5ms --discard=off --logical-block-size=4096",
     );
     let (pool, disk, serve) = (workers(&service), disk_of(&service.devices[0]), &service.devices[0].serve);
-    assert_eq!((service.fd, &serve.socket_path), (Some(3), &None));
+    assert_eq!((service.fd, &serve.socket_path), (Some(InheritedSocket::Fd(3)), &None));
     assert_eq!(disk.blk_file, DiskSpec::Memory(3 << 29));
     assert_eq!(
         (disk.num_queues, serve.queue_size, disk.cache, disk.lock),
@@ -297,6 +298,9 @@ fn the_units_of_systemd_start_daemons() {
         let line = |key: &str| settings(unit).find_map(|line| line.strip_prefix(key)).unwrap();
         let start = line("ExecStart=");
         assert!(matches!(parsed(start), Ok(Invocation::Run { work: Work::ServeFile { .. }, .. })), "{start}");
+        let check = line("ExecStartPre=");
+        assert!(matches!(parsed(check), Ok(Invocation::Run { work: Work::Check(_), .. })), "{check}");
+        assert_eq!(check, format!("{start} --check"));
         // The next process has the options of this one.
         let reload = line("ExecReload=");
         let Ok(Invocation::Run { work: Work::ServeFile { upgrade, .. }, .. }) = parsed(reload) else {

@@ -37,6 +37,18 @@ fn one_device_and_nothing_else() {
 }
 
 #[test]
+fn a_socket_can_come_from_the_service_manager() {
+    let service = parsed("\n[[device]]\nname = 'web'\nblk-file = 'null:1G'").unwrap();
+    assert_eq!(service.devices[0].serve.socket_path, None);
+    assert!(service.check_sockets(|name| name == "web").is_ok());
+    let lacks = service.check_sockets(|_| false).unwrap_err().to_string();
+    assert!(
+        lacks.starts_with("disks.toml:2: socket-path: this [[device]] needs one, unless systemd"),
+        "{lacks}"
+    );
+}
+
+#[test]
 fn everything_said() {
     let service = parsed(
         r#"

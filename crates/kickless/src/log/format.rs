@@ -1,18 +1,21 @@
-//! Formats log lines as text, and suppresses lines beyond the limits.
+//! Makes log lines of events, and suppresses lines beyond the limits.
 
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
+use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use kickless_control::CALLS_TARGET;
 use kickless_daemon::DEVICE_SPAN;
 
-use super::limit::{Admission, with_count};
+use super::limit::Admission;
+use super::lines::Said;
 use super::queue::LineQueue;
 
 thread_local! {
@@ -26,30 +29,64 @@ pub(crate) fn without_limits(report: impl FnOnce()) {
     WITHOUT_LIMITS.set(false);
 }
 
+/// Writes the values of a span. A line has them as a field with the name of the span, such as `device=web`.
+pub(super) struct SpanValues;
+
+impl<'w> FormatFields<'w> for SpanValues {
+    fn format_fields<R: RecordFields>(&self, mut to: Writer<'w>, fields: R) -> fmt::Result {
+        let mut values = Values::default();
+        fields.record(&mut values);
+        to.write_str(&values.0.join(" "))
+    }
+}
+
+#[derive(Default)]
+struct Values(Vec<String>);
+
+impl Visit for Values {
+    fn record_str(&mut self, _: &Field, value: &str) {
+        self.0.push(value.into());
+    }
+
+    fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
+        self.0.push(format!("{value:?}"));
+    }
+}
+
 /// Formats lines. Limits lines of the levels `error`, `warn` and `info`. Does not limit `debug` and `trace`,
 /// because an operator who enables them wants all lines.
 pub(super) struct Limited {
     pub(super) queue: Arc<LineQueue>,
-    pub(super) format: Format<Full>,
 }
 
-impl<S, N> FormatEvent<S, N> for Limited
+impl<S> FormatEvent<S, SpanValues> for Limited
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, of: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        of: &FmtContext<'_, S, SpanValues>,
+        mut to: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let lines = self.queue.lines();
         // Each call that changes something is logged, because the log is the only trace of it.
         let is_audit = event.metadata().target() == CALLS_TARGET;
         if *event.metadata().level() > Level::INFO || is_audit || WITHOUT_LIMITS.get() {
-            return self.format.format_event(of, to, event);
+            return lines.write(event.metadata(), &said(of, event), &mut to);
         }
         let place = event.metadata().callsite();
         match with_device(of, |device| self.queue.admit(place.clone(), device)) {
-            Admission::Pass { suppressed: 0 } => self.format.format_event(of, to, event),
-            Admission::Pass { suppressed } => to.write_str(&with_count(self.plain(of, event)?, suppressed)),
+            Admission::Pass { suppressed } => {
+                let mut said = said(of, event);
+                if suppressed > 0 {
+                    said.add_number("suppressed", suppressed);
+                }
+                lines.write(event.metadata(), &said, &mut to)
+            }
             Admission::Hold => {
-                let line = self.plain(of, event)?;
+                let mut line = String::new();
+                lines.write(event.metadata(), &said(of, event), &mut Writer::new(&mut line))?;
                 with_device(of, |device| self.queue.hold(place, device, line));
                 Ok(())
             }
@@ -58,30 +95,31 @@ where
     }
 }
 
-impl Limited {
-    /// Returns the line without colours.
-    fn plain<S, N>(&self, of: &FmtContext<'_, S, N>, event: &Event<'_>) -> Result<String, fmt::Error>
-    where
-        S: Subscriber + for<'a> LookupSpan<'a>,
-        N: for<'a> FormatFields<'a> + 'static,
-    {
-        let mut line = String::new();
-        self.format.format_event(of, Writer::new(&mut line), event)?;
-        Ok(line)
-    }
-}
-
-/// Calls `then` with the fields of the device span that contains the event, or with empty text if no such
-/// span does.
-fn with_device<S, N, T>(of: &FmtContext<'_, S, N>, then: impl FnOnce(&str) -> T) -> T
+/// Returns the message and the fields of an event. The spans that contain it come last.
+fn said<S>(of: &FmtContext<'_, S, SpanValues>, event: &Event<'_>) -> Said
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
+{
+    let mut said = Said::default();
+    event.record(&mut said);
+    for span in of.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+        if let Some(values) = span.extensions().get::<FormattedFields<SpanValues>>() {
+            said.add(span.name(), values.as_str());
+        }
+    }
+    said
+}
+
+/// Calls `then` with the values of the device span that contains the event, or with empty text if no such
+/// span does.
+fn with_device<S, T>(of: &FmtContext<'_, S, SpanValues>, then: impl FnOnce(&str) -> T) -> T
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
 {
     let span = of.event_scope().and_then(|mut scope| scope.find(|span| span.name() == DEVICE_SPAN));
     let Some(span) = span else { return then("") };
     let extensions = span.extensions();
-    then(extensions.get::<FormattedFields<N>>().map_or("", |fields| fields.as_str()))
+    then(extensions.get::<FormattedFields<SpanValues>>().map_or("", |fields| fields.as_str()))
 }
 
 #[cfg(test)]
@@ -132,7 +170,7 @@ mod tests {
             without_limits(|| told("a"));
         });
         let of = |name: &str| lines.iter().filter(|line| line.contains(name)).count();
-        assert_eq!((of("name=\"a\""), of("name=\"b\"")), (burst + 1, 1), "{lines:#?}");
+        assert_eq!((of("device=a"), of("device=b")), (burst + 1, 1), "{lines:#?}");
     }
 
     #[test]

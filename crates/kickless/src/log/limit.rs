@@ -13,6 +13,8 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use super::lines::Lines;
+
 /// More lines than one virtual machine causes normally: it connects and disconnects, and each of its queues
 /// may break once.
 pub(super) const BURST: u32 = 64;
@@ -95,19 +97,20 @@ impl<K: Hash + Eq> Limits<K> {
     }
 
     /// Calls [`Limits::report_all`] if the time has come.
-    pub(super) fn report(&mut self, now: Instant, into: &mut Vec<u8>) {
+    pub(super) fn report(&mut self, now: Instant, lines: Lines, into: &mut Vec<u8>) {
         if self.due.is_some_and(|due| now >= due) {
-            self.report_all(into);
+            self.report_all(lines, into);
         }
     }
 
-    /// Appends the held lines to `into`, each with the number of lines suppressed after it.
-    pub(super) fn report_all(&mut self, into: &mut Vec<u8>) {
+    /// Appends the held lines, of the format `lines`, to `into`, each with the number of lines suppressed
+    /// after it.
+    pub(super) fn report_all(&mut self, lines: Lines, into: &mut Vec<u8>) {
         self.due = None;
         for stock in self.stocks.values_mut().flat_map(HashMap::values_mut) {
             if let Some(line) = stock.held.take() {
                 let others = std::mem::take(&mut stock.suppressed).saturating_sub(1);
-                into.extend_from_slice(with_count(line, others).as_bytes());
+                into.extend_from_slice(lines.with_count(line, others).as_bytes());
             }
         }
     }
@@ -126,15 +129,6 @@ impl Stock {
     }
 }
 
-/// Returns `line` with the number of suppressed lines, if it is not 0.
-pub(super) fn with_count(mut line: String, suppressed: u64) -> String {
-    if suppressed > 0 {
-        line.truncate(line.trim_end_matches('\n').len());
-        line.push_str(&format!(" suppressed={suppressed}\n"));
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,7 +139,7 @@ mod tests {
 
     fn reported(limits: &mut Limits<u8>, now: Instant) -> String {
         let mut text = Vec::new();
-        limits.report(now, &mut text);
+        limits.report(now, Lines::Text, &mut text);
         String::from_utf8(text).unwrap()
     }
 

@@ -28,6 +28,7 @@ use kickless_sync::lock;
 use tracing::callsite::Identifier;
 
 use super::limit::{Admission, Limits};
+use super::lines::Lines;
 
 /// Bytes that can wait to be written: some thousands of lines.
 const BYTES_MAX: usize = 1 << 20;
@@ -38,6 +39,7 @@ const KEPT_BYTES_MAX: usize = 64 << 10;
 /// Text on its way to the writer's thread.
 #[derive(Default)]
 pub(super) struct LineQueue {
+    lines: Lines,
     state: Mutex<QueueState>,
     /// Wakes the writer.
     filled: Condvar,
@@ -60,6 +62,16 @@ struct QueueState {
 }
 
 impl LineQueue {
+    /// Makes an empty queue for lines of this format.
+    pub(super) fn new(lines: Lines) -> Self {
+        Self { lines, ..Self::default() }
+    }
+
+    /// Returns the format of the lines.
+    pub(super) fn lines(&self) -> Lines {
+        self.lines
+    }
+
     /// Appends a line, or counts it as lost. Never waits.
     pub(super) fn put(&self, line: &[u8]) {
         let mut state = lock(&self.state);
@@ -101,7 +113,7 @@ impl LineQueue {
     pub(super) fn put_held(&self) {
         let mut state = lock(&self.state);
         let mut lines = Vec::new();
-        state.limits.report_all(&mut lines);
+        state.limits.report_all(self.lines, &mut lines);
         self.append(state, &lines);
     }
 
@@ -122,7 +134,7 @@ impl LineQueue {
     }
 
     /// Writes the lines of the queue to `sink`, until the process ends.
-    pub(super) fn write_to(&self, sink: impl Write, notice: fn(u64) -> String) -> ! {
+    pub(super) fn write_to(&self, sink: impl Write, notice: impl Fn(u64) -> String) -> ! {
         let mut writer = Writer { sink, notice, unwritten: 0, torn: false };
         let mut text = Vec::new();
         loop {
@@ -142,7 +154,7 @@ impl LineQueue {
         loop {
             let now = Instant::now();
             let QueueState { text, limits, .. } = &mut *state;
-            limits.report(now, text);
+            limits.report(now, self.lines, text);
             if !state.text.is_empty() || state.lost > 0 {
                 break;
             }
@@ -171,17 +183,17 @@ impl Write for &LineQueue {
 }
 
 /// The sink, and its state as far as the writer's thread knows it.
-struct Writer<W> {
+struct Writer<W, N> {
     sink: W,
     /// Returns a notice with the number of lost lines.
-    notice: fn(u64) -> String,
+    notice: N,
     /// The number of lost lines that no notice has reported yet.
     unwritten: u64,
     /// The last write failed within a line.
     torn: bool,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write, N: Fn(u64) -> String> Writer<W, N> {
     /// Writes whole lines, and then a notice if `lost` lines are missing after them.
     fn write(&mut self, text: &[u8], lost: u64) {
         let left = if self.tell() { self.write_bytes(text) } else { text };

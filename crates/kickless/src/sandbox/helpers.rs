@@ -23,6 +23,7 @@ use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, clear_ambient_capability_set};
 
 use super::roots;
+use crate::notify::Relay;
 use crate::service::Service;
 use crate::{config, exit, log};
 
@@ -51,7 +52,7 @@ pub(crate) struct Helpers {
 }
 
 impl Helpers {
-    /// Makes the processes, and waits until the opener has lost its rights.
+    /// Makes the processes, and waits until the opener has lost its rights. The opener runs the relay.
     ///
     /// # Errors
     /// There is no process to be had, or the opener fails. The error is one sentence.
@@ -60,12 +61,14 @@ impl Helpers {
         authority: Authority,
         kernel: Kernel,
         close: &[BorrowedFd<'_>],
+        relay: Option<Relay>,
     ) -> Result<Self> {
         let (socket, of_opener) = pair()?;
         let (mut launcher, mut to_launcher) = (None, None);
         if needs_launcher(service, &authority) {
             let (to, of_launcher) = pair()?;
-            let close = [close, &[socket.as_fd(), of_opener.as_fd(), to.as_fd()]].concat();
+            let mut close = [close, &[socket.as_fd(), of_opener.as_fd(), to.as_fd()]].concat();
+            close.extend(relay.iter().flat_map(Relay::fds));
             let run = move || {
                 // A service manager gives a capability for TAPs so. It is not for the programs.
                 let _ = clear_ambient_capability_set();
@@ -77,7 +80,7 @@ impl Helpers {
         let (ready, says_ready) = pipe_with(PipeFlags::CLOEXEC).context("no free descriptor")?;
         let close = [close, &[socket.as_fd(), ready.as_fd()]].concat();
         let config = service.file.clone();
-        let run = move || open_files(of_opener, to_launcher, authority, config, kernel, says_ready);
+        let run = move || open_files(of_opener, to_launcher, authority, config, kernel, relay, says_ready);
         let opener = fork(c"kickless-opener", &close, run)?;
         let mut said = Vec::new();
         File::from(ready).read_to_end(&mut said).context("the process that opens files is lost")?;
@@ -207,13 +210,17 @@ fn open_files(
     authority: Authority,
     config: Option<PathBuf>,
     kernel: Kernel,
+    relay: Option<Relay>,
     ready: OwnedFd,
 ) -> i32 {
     let say = |text: &[u8]| {
         // The other process sees at least the end of the pipe.
         let _ = rustix::io::write(&ready, text);
     };
-    if let Err(error) = lose_rights(&authority, config.as_deref(), kernel) {
+    // A thread that is made earlier would keep its rights.
+    let started = lose_rights(&authority, config.as_deref(), kernel)
+        .and_then(|()| relay.map_or(Ok(()), Relay::start).context("cannot start a thread"));
+    if let Err(error) = started {
         say(kickless_daemon::sentence(&*error).as_bytes());
         return 1;
     }

@@ -7,8 +7,8 @@
 //!   -> known                          releases the old process, reads the configuration file
 //!   ends with status 0                <- done
 //! ```
-//! The command has all rights of its user, and the process that takes over is in its sandbox. So that one
-//! needs no socket of the service manager. With `NotifyAccess=exec`, systemd believes the command.
+//! The command has all rights of its user, and the process that takes over is in its sandbox, which lets it
+//! say nothing about the main process.
 //!
 //! The line `failed SENTENCE` or the end of the connection end the command with status 1.
 

@@ -27,6 +27,8 @@ pub(crate) struct HandOver {
     registry: Weak<Registry>,
     reload: Option<Reload>,
     control: Vec<PassedListener>,
+    /// The interval of the service manager's watchdog.
+    watchdog: Option<Duration>,
     /// The user of this process.
     pub(crate) user: u32,
     state: Mutex<State>,
@@ -49,12 +51,13 @@ impl HandOver {
         registry: &Arc<Registry>,
         reload: Option<Reload>,
         control: impl IntoIterator<Item = &'l Listener>,
+        watchdog: Option<Duration>,
         user: u32,
     ) -> Result<Arc<Self>> {
         let control = control.into_iter().map(PassedListener::of).collect::<Result<_, _>>();
         let control = control.context("no free descriptor for a duplicate of a control socket")?;
         let registry = Arc::downgrade(registry);
-        Ok(Arc::new(Self { registry, reload, control, user, state: Mutex::new(State::Idle) }))
+        Ok(Arc::new(Self { registry, reload, control, watchdog, user, state: Mutex::new(State::Idle) }))
     }
 
     /// Begins to hand the devices over to `to`, on a thread of its own.
@@ -117,7 +120,8 @@ impl HandOver {
         let of_file = self.reload.as_ref().map(Reload::devices).unwrap_or_default();
         let control = self.control.iter().map(PassedListener::try_clone).collect::<Result<_, _>>();
         let control = control.map_err(|error| error.to_string())?;
-        let beside = Beside { of_file, control, log_filter: log::changed_filter() };
+        let (log_filter, watchdog) = (log::changed_filter(), self.watchdog);
+        let beside = Beside { of_file, control, log_filter, watchdog };
         hand_over(registry, &beside, to.channel, to.wants.drain, to.wants.store)
     }
 

@@ -1,6 +1,7 @@
 //! The present connection of a port, as its tasks and its thread share it.
 
 use super::framing::{Deframer, Framer, LEN_BYTES, LEN_MAX};
+use crate::user::log_errors;
 use kickless_sync::lock;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -56,6 +57,8 @@ pub(super) struct State {
     pub(super) given: Option<u64>,
     /// Another process has made the connection, and the thread of the port has not begun with it.
     pub(super) is_taken_over: bool,
+    /// The standard error of the program at the other end, which a thread logs.
+    pub(super) errors: Option<Arc<OwnedFd>>,
 }
 
 impl<Frames: Default> Direction<Frames> {
@@ -116,6 +119,8 @@ impl Connection {
         let mut state = lock(&self.state);
         (state.is_lost, state.is_taken_over) = (false, false);
         state.changes += 1;
+        // A program that has lost its connection ends.
+        state.errors = state.errors.take().filter(|_| socket.is_some());
         drop(state);
         incoming.frames.clear();
         outgoing.frames.clear();
@@ -125,6 +130,20 @@ impl Connection {
             outgoing.set(None)?;
             Err(error)
         })
+    }
+
+    /// Logs the errors of the program at the other end, until it ends.
+    pub(super) fn log_errors(&self, errors: OwnedFd) {
+        lock(&self.state).errors = Some(Arc::new(errors));
+        self.log_present_errors();
+    }
+
+    /// Logs the errors of a program that another process has started.
+    pub(super) fn log_present_errors(&self) {
+        let Some(errors) = lock(&self.state).errors.clone() else { return };
+        if let Err(error) = log_errors("passt", errors, self.span.clone()) {
+            self.warn("the errors of passt cannot be logged", &error);
+        }
     }
 
     /// Returns the number of changes of the connection.

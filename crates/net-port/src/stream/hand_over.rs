@@ -4,6 +4,7 @@
 use super::connection::Connection;
 use super::framing::{Deframer, Framer};
 use super::port::StreamPort;
+use crate::user::is_pipe;
 use kickless_handover::{Error, Given, Giving, Part, v1};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
@@ -17,6 +18,9 @@ pub enum StreamError {
     /// The descriptor is something else.
     #[error("the other process gives a descriptor that is no connection of a unix stream socket")]
     NoConnection,
+    /// The descriptor is something else.
+    #[error("the other process gives a descriptor that is no pipe")]
+    NoPipe,
     /// The state of the other process is not valid.
     #[error("the connection of the port cannot be taken over: {0}")]
     Given(#[from] Error),
@@ -39,8 +43,9 @@ impl StreamPort {
     /// # Errors
     /// The process has no free descriptor.
     pub fn give(&self, to: &mut Giving) -> Result<Part, Error> {
-        let socket = self.connection.give().map(|socket| to.fd(&*socket)).transpose()?;
-        Part::new(&v1::Stream { socket })
+        let Some((socket, errors)) = self.connection.give() else { return Part::new(&v1::Stream::default()) };
+        let errors = errors.map(|errors| to.fd(&*errors)).transpose()?;
+        Part::new(&v1::Stream { socket: Some(to.fd(&*socket)?), errors })
     }
 
     /// Returns the bytes for the next process. No task of the port runs.
@@ -61,12 +66,15 @@ impl StreamPort {
     /// # Errors
     /// The descriptor is no connection, or cannot be watched.
     pub fn take_over(&self, given: Part, from: &mut Given) -> Result<(), StreamError> {
-        let Some(fd) = given.read::<v1::Stream>()?.socket else { return Ok(()) };
-        let socket = from.fd(fd)?;
+        let v1::Stream { socket: Some(fd), errors } = given.read()? else { return Ok(()) };
+        let (socket, errors) = (from.fd(fd)?, errors.map(|fd| from.fd(fd)).transpose()?);
         if !is_connection(&socket) {
             return Err(StreamError::NoConnection);
         }
-        self.connection.take_over(socket).map_err(StreamError::Watch)
+        if errors.as_ref().is_some_and(|errors| !is_pipe(errors)) {
+            return Err(StreamError::NoPipe);
+        }
+        self.connection.take_over(socket, errors).map_err(StreamError::Watch)
     }
 
     /// Goes on with the bytes that the other process had at last. Closes the connection if that process had
@@ -100,12 +108,13 @@ fn is_connection(socket: &OwnedFd) -> bool {
 }
 
 impl Connection {
-    /// Returns the socket, if both directions have it, and takes note that the next process has it.
-    fn give(&self) -> Option<Arc<OwnedFd>> {
+    /// Returns the socket, if both directions have it, and the standard error of the program. Takes note
+    /// that the next process has them.
+    fn give(&self) -> Option<(Arc<OwnedFd>, Option<Arc<OwnedFd>>)> {
         self.with_directions(|incoming, outgoing, state| {
             let socket = incoming.socket.clone().filter(|_| outgoing.socket.is_some());
             state.given = socket.is_some().then_some(state.changes);
-            socket
+            Some((socket?, state.errors.clone()))
         })
     }
 
@@ -118,9 +127,12 @@ impl Connection {
         })
     }
 
-    fn take_over(&self, socket: OwnedFd) -> io::Result<()> {
+    fn take_over(&self, socket: OwnedFd, errors: Option<OwnedFd>) -> io::Result<()> {
         self.set(Some(socket))?;
-        self.with_directions(|_, _, state| state.is_taken_over = true);
+        self.with_directions(|_, _, state| {
+            state.is_taken_over = true;
+            state.errors = errors.map(Arc::new);
+        });
         Ok(())
     }
 

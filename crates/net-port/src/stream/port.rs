@@ -122,6 +122,7 @@ impl Peer {
     /// Waits until a connection is lost that another process has made. Returns `false` if the thread is to
     /// end.
     fn keep_taken_over(&self, connection: &Connection) -> bool {
+        connection.log_present_errors();
         let is_running = connection.wait_until_lost();
         // Removing a socket cannot fail.
         let _ = connection.set(None);
@@ -170,13 +171,14 @@ fn keep_connected(path: &Path, connection: &Connection) -> bool {
 
 /// Starts a child, and waits until it ends. Returns `false` if the thread is to end.
 fn keep_passt(passt: &Passt, connection: &Connection) -> bool {
-    let (child, socket) = match passt.start() {
+    let (child, socket, errors) = match passt.start() {
         Ok(started) => started,
         Err(error) => {
             connection.warn("passt cannot be started; this is tried again each second", &error);
             return true;
         }
     };
+    connection.log_errors(errors);
     let is_running = match connection.set(Some(socket)) {
         Ok(()) => {
             info!(parent: connection.span(), pid = child.id(), "passt is running");

@@ -1,7 +1,7 @@
 //! The passt process.
 
 use super::UserOptions;
-use kickless_opener::{PasstProcess, has_passt, start_passt};
+use kickless_opener::{PasstProcess, StartedPasst, has_passt, start_passt};
 use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -34,12 +34,13 @@ impl Passt {
         if has_passt() { Ok(Self { options }) } else { Err(PasstError::NotInstalled) }
     }
 
-    /// Starts the process. Returns the other end of its socket too.
+    /// Starts the process. Returns the other ends of its socket and of its standard error too.
     ///
     /// # Errors
     /// The process cannot be started.
-    pub(crate) fn start(&self) -> io::Result<(PasstChild, OwnedFd)> {
-        start_passt(self.options.arguments()).map(|(process, socket)| (PasstChild(process), socket))
+    pub(crate) fn start(&self) -> io::Result<(PasstChild, OwnedFd, OwnedFd)> {
+        let StartedPasst { process, socket, errors } = start_passt(self.options.arguments())?;
+        Ok((PasstChild(process), socket, errors))
     }
 }
 

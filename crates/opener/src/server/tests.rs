@@ -323,7 +323,7 @@ fn sockets_are_made_and_removed() {
     );
     assert_eq!(rig.ask(Request::CheckSocket { path: path.clone() }).0, Reply::Done {});
     let (reply, socket) = listen(0);
-    let Reply::Listening { device, inode, was_locked: false } = reply else { panic!("{reply:?}") };
+    let Reply::Listening { device, inode, was_locked: false, .. } = reply else { panic!("{reply:?}") };
     let listener = UnixListener::from(socket.unwrap());
     let status = fs::metadata(&path).unwrap();
     assert_eq!((status.dev(), status.ino(), status.mode() & 0o7777), (device, inode, 0o640));

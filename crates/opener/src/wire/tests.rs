@@ -65,7 +65,7 @@ fn replies() -> Vec<Reply> {
         Reply::Opened { alignment: Alignment::Unknown },
         Reply::Opened { alignment: Alignment::Impossible },
         Reply::Opened { alignment: Alignment::Known { memory: 4, offset: 512 } },
-        Reply::Listening { device: 1, inode: 2, was_locked: true },
+        Reply::Listening { device: 1, inode: 2, mode: 0o660, uid: 3, gid: 4, was_locked: true },
         Reply::Path { path: "/c".into() },
         Reply::Addresses { addresses: vec!["[::1]:1".parse().unwrap(), "1.2.3.4:5".parse().unwrap()] },
         Reply::Found { is_found: true },

@@ -199,6 +199,8 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
+            #[cfg(debug_assertions)]
+            WorkItem::Block(_) => unreachable!("only tests of the program block a worker"),
             WorkItem::Spawn(..) | WorkItem::Poll(_) | WorkItem::Weight(..) | WorkItem::Pass(_) => {
                 panic!("an item that the model never sends")
             }

@@ -61,6 +61,8 @@ pub struct TapFinal {
 pub struct Stream {
     /// The connection.
     pub socket: Option<Fd>,
+    /// The pipe with the errors of the program at the other end, if this daemon has started it.
+    pub errors: Option<Fd>,
 }
 
 /// The uplink of a switch in the pause. Each card that names the uplink gives it.

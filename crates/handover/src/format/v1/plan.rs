@@ -24,8 +24,12 @@ pub struct Plan {
     pub of_file: Vec<Config>,
     /// The control sockets.
     pub control: Vec<Listener>,
+    /// The sockets that the service manager has passed.
+    pub passed: Vec<Passed>,
     /// The filter of the log, if a call has changed it.
     pub log_filter: Option<String>,
+    /// The microseconds within which the service manager expects a sign of life.
+    pub watchdog_us: Option<u64>,
     /// The counters of the daemon.
     pub counters: Amounts,
 }
@@ -68,6 +72,16 @@ pub struct Listener {
     pub socket: Fd,
     /// Its name, if the daemon made it and removes it.
     pub name: Option<SocketName>,
+}
+
+/// A listening socket that the service manager has passed for a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Passed {
+    /// The name of the device.
+    pub name: String,
+    /// The socket.
+    pub listener: Listener,
 }
 
 /// The name of a socket in the file system.
@@ -113,6 +127,7 @@ impl Checked for Plan {
     fn check(&self) -> Result<(), Error> {
         let of_devices = self.devices.iter().map(|device| &device.config);
         of_devices.chain(&self.of_file).try_for_each(check_config)?;
-        self.control.iter().try_for_each(Listener::check)
+        let passed = self.passed.iter().map(|passed| &passed.listener);
+        self.control.iter().chain(passed).try_for_each(Listener::check)
     }
 }

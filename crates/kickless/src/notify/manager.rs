@@ -1,5 +1,4 @@
-//! Messages to the service manager (`sd_notify`). Only commands that end soon send them, and no process that
-//! serves guests.
+//! The socket of the service manager.
 
 use std::env;
 use std::io::IoSlice;
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr, write};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
@@ -27,7 +26,16 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 const FDS_MAX: usize = 2;
 
 /// A connection to the service manager.
-pub(crate) struct Notify(OwnedFd);
+pub(crate) struct Notify {
+    socket: OwnedFd,
+    address: SocketAddrUnix,
+}
+
+impl AsFd for Notify {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
 
 impl Notify {
     /// Connects to the service manager. Returns nothing if none has started this process, or if it takes no
@@ -46,9 +54,25 @@ impl Notify {
             let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
             set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_WAIT))?;
             connect(&socket, &address)?;
-            Ok(socket)
+            Ok(Self { socket, address })
         });
-        connected.map(|socket| Some(Self(socket))).context("the service manager cannot be reached")
+        connected.map(Some).context("the service manager cannot be reached")
+    }
+
+    /// Sends assignments, as [`Notify::tell`] does, also to a service manager that has made its socket anew.
+    ///
+    /// # Errors
+    /// The service manager takes none.
+    #[expect(clippy::disallowed_methods, reason = "the process that opens files, or one without a sandbox")]
+    pub(super) fn tell_again(&self, text: &[u8]) -> rustix::io::Result<()> {
+        let write = || retry_on_intr(|| write(&self.socket, text)).map(drop);
+        match write() {
+            Err(Errno::CONNREFUSED) => {
+                connect(&self.socket, &self.address)?;
+                write()
+            }
+            written => written,
+        }
     }
 
     /// Sends assignments, one in each line, with these descriptors.
@@ -61,8 +85,8 @@ impl Notify {
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             bail!("too many descriptors for a message");
         }
-        let sent = rustix::io::retry_on_intr(|| {
-            sendmsg(&self.0, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)
+        let sent = retry_on_intr(|| {
+            sendmsg(&self.socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)
         });
         sent.context("the service manager takes no message").map(drop)
     }
