@@ -9,6 +9,7 @@ mod instructions;
 mod licences;
 mod pages;
 mod prose;
+mod semver;
 mod sources;
 mod spdx;
 mod tracked;
@@ -22,7 +23,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str =
     "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources|prose|pages]...
-       cargo xtask bench-instructions [--bless]";
+       cargo xtask bench-instructions [--bless]
+       cargo xtask semver [--baseline=COMMIT]";
 
 /// A check and its name on the command line.
 struct Check {
@@ -58,6 +60,11 @@ fn run() -> Result<()> {
     if command == "bench-instructions" {
         ensure!(wanted.iter().all(|word| word == "--bless"), "{USAGE}");
         return instructions::run(&root(), !wanted.is_empty());
+    }
+    if command == "semver" {
+        let baseline = wanted.first().and_then(|word| word.strip_prefix("--baseline="));
+        ensure!(wanted.len() == usize::from(baseline.is_some()), "{USAGE}");
+        return semver::run(&root(), baseline);
     }
     ensure!(command == "check" && wanted.iter().all(|word| CHECKS.iter().any(|c| c.name == word)), "{USAGE}");
     let root = root();

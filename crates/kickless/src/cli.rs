@@ -128,7 +128,7 @@ enum OtherCommand {
     },
     /// Make a call on the control socket of a running daemon, and print the result as JSON
     Ctl(Ctl),
-    /// Print the counters of a running daemon as OpenMetrics text, or serve them to Prometheus
+    /// Print the counters of a running daemon as text for Prometheus, or serve them to it
     Metrics(Metrics),
     /// Put the devices of a running daemon into the descriptor store of systemd for the next process, and end
     /// the daemon. For ExecStop= of its unit

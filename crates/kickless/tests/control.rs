@@ -195,12 +195,12 @@ fn metrics_are_printed_written_and_served() {
         printed.contains("kickless_device_state{device=\"a\",kickless_device_state=\"free\"} 1\n"),
         "{printed}"
     );
-    assert!(printed.ends_with("# EOF\n"), "{printed}");
+    assert!(printed.contains("\n# TYPE kickless_device_state gauge\n"), "{printed}");
 
     let file = daemon.path("kickless.prom");
     let text = format!("--textfile={}", file.display());
     assert!(metrics(&[&text]).status().unwrap().success());
-    assert!(fs::read_to_string(&file).unwrap().ends_with("# EOF\n"));
+    assert!(fs::read_to_string(&file).unwrap().starts_with("# TYPE kickless_build_info gauge\n"));
     let left = fs::read_dir(daemon.dir.path()).unwrap().filter_map(Result::ok);
     assert_eq!(left.filter(|entry| entry.file_name().to_string_lossy().contains(".prom")).count(), 1);
     let refused = metrics(&["--textfile=/nowhere/a.prom"]).output().unwrap();
@@ -248,7 +248,11 @@ impl Exporter {
     /// Returns the answer to a request.
     fn get(&mut self) -> String {
         let mut stream = std::net::TcpStream::connect(&self.address).unwrap();
-        std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        std::io::Write::write_all(
+            &mut stream,
+            b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\n\r\n",
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer

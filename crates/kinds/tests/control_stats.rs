@@ -4,7 +4,7 @@
 mod control;
 
 use control::{Rig, call};
-use kickless_control::{Stats, openmetrics};
+use kickless_control::{Exposition, Stats, exposition};
 use kickless_driver::{Disk, Options};
 use kickless_testing::{Sample, eventually, parse_openmetrics};
 use serde::Deserialize;
@@ -12,6 +12,10 @@ use serde_json::json;
 
 fn stats(rig: &Rig) -> Stats {
     Stats::deserialize(call(&mut rig.client(), "stats.get", json!({})).unwrap()).unwrap()
+}
+
+fn openmetrics(version: &str, stats: &Stats) -> String {
+    exposition(Exposition::OpenMetrics, version, stats, &kickless_kinds::kinds())
 }
 
 fn value(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
@@ -61,7 +65,7 @@ fn requests_are_counted_by_operation_and_measured() {
         assert!(device.sum("requests") >= 16);
     }
     assert!(stats.workers[0].work_ns > 0);
-    let samples = parse_openmetrics(&openmetrics("1.0", &stats, &kickless_kinds::kinds())).unwrap();
+    let samples = parse_openmetrics(&openmetrics("1.0", &stats)).unwrap();
     let read = |name: &str, labels: &[(&str, &str)]| value(&samples, name, labels);
     let write = [("device", "in-file"), ("op", "write")];
     assert_eq!(read("kickless_device_requests_total", &write), 10.0);
@@ -74,6 +78,35 @@ fn requests_are_counted_by_operation_and_measured() {
 }
 
 #[test]
+fn both_formats_have_the_same_samples() {
+    let rig = Rig::new();
+    call(&mut rig.client(), "device.add", rig.disk("a")).unwrap();
+    let stats = stats(&rig);
+    let prometheus = exposition(Exposition::Prometheus, "1.0", &stats, &kickless_kinds::kinds());
+    let samples = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+    };
+    assert_eq!(samples(&prometheus), samples(&openmetrics("1.0", &stats)));
+    // Each family has its two lines, with the name of its samples and a type that this format knows.
+    let mut families = 0;
+    let mut lines = prometheus.lines().peekable();
+    while let Some(line) = lines.next() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        let ["#", "TYPE", name, kind] = words[..] else { panic!("{line}") };
+        assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+        assert!(lines.next().is_some_and(|help| help.starts_with(&format!("# HELP {name} "))), "{line}");
+        while let Some(sample) = lines.next_if(|line| !line.starts_with('#')) {
+            let of = sample.split('{').next().unwrap();
+            let suffix = of.strip_prefix(name).unwrap_or_else(|| panic!("{sample} in {name}"));
+            let suffixes: &[&str] = if kind == "histogram" { &["_bucket", "_count", "_sum"] } else { &[""] };
+            assert!(suffixes.contains(&suffix), "{sample} in {name}");
+        }
+        families += 1;
+    }
+    assert!(families > 20, "{prometheus}");
+}
+
+#[test]
 fn a_name_cannot_break_the_text() {
     let mut stats = Stats::default();
     let name = "a\"b\\c\nd} 7".to_owned();
@@ -82,7 +115,7 @@ fn a_name_cannot_break_the_text() {
         kind: "blk".into(),
         ..Default::default()
     });
-    let samples = parse_openmetrics(&openmetrics("1\"", &stats, &kickless_kinds::kinds())).unwrap();
+    let samples = parse_openmetrics(&openmetrics("1\"", &stats)).unwrap();
     assert_eq!(value(&samples, "kickless_device_in_flight", &[("device", &name)]), 0.0);
 }
 
@@ -120,7 +153,7 @@ fn the_dashboard_and_the_alerts_use_metrics_that_exist() {
     });
     let worker = json!({ "worker": 0, "work_ns": 0, "looking_ns": 0, "asleep_ns": 0 });
     let stats = json!({ "time_ns": 0, "workers": [worker], "devices": [device] });
-    let text = openmetrics("1.0", &Stats::deserialize(stats).unwrap(), &kickless_kinds::kinds());
+    let text = openmetrics("1.0", &Stats::deserialize(stats).unwrap());
     for file in ["../../dist/grafana/kickless.json", "../../dist/prometheus/kickless.rules.yml"] {
         let used = std::fs::read_to_string(file).unwrap();
         let words = used.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');

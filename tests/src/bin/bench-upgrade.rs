@@ -4,8 +4,9 @@
 #![allow(clippy::print_stderr, reason = "a program of its own")]
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -15,7 +16,11 @@ use anyhow::{Context, Result, bail, ensure};
 use kickless_driver::{Card, CardOptions, Disk, Options, Outgoing, Queue, QueuePair, Request};
 use kickless_testing::in_network_namespace;
 use kickless_tests::arp;
-use kickless_tests::daemon::Daemon;
+use kickless_tests::daemon::{Daemon, kickless_binary};
+use kickless_tests::manager::Manager;
+use kickless_tests::transcript::Transcript;
+use rustix::process::Signal;
+use tempfile::TempDir;
 
 /// The time between two looks at all rings. A gap is exact to about this time.
 const LOOK: Duration = Duration::from_micros(100);
@@ -25,6 +30,8 @@ const QUIET: Duration = Duration::from_millis(200);
 const AFTER: Duration = Duration::from_millis(50);
 /// The time between two samples of the run delay of the process that ends.
 const SAMPLE: Duration = Duration::from_millis(5);
+/// Time limit of each step.
+const LIMIT: Duration = Duration::from_secs(60);
 /// The time after which a frame that did not come back is sent again.
 const LOST_AFTER: Duration = Duration::from_millis(500);
 const BLOCK: usize = 4096;
@@ -43,18 +50,20 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [of, devices, upgrades] = &arguments[..] else {
-        bail!("usage: tools/bench-upgrade DISK_OR_PORT DEVICES UPGRADES");
+    let (of, devices, upgrades, restarts) = match &arguments[..] {
+        [of, devices, upgrades] => (of, devices, upgrades, false),
+        [of, devices, upgrades, way] if way == "restart" => (of, devices, upgrades, true),
+        _ => bail!("usage: tools/bench-upgrade DISK_OR_PORT DEVICES UPGRADES [restart]"),
     };
     let devices: usize = devices.parse().context("DEVICES")?;
     let upgrades: u32 = upgrades.parse().context("UPGRADES")?;
     ensure!(devices > 0 && upgrades > 0, "DEVICES and UPGRADES are at least 1");
     if of != "tap" {
-        return measure(of, devices, upgrades);
+        return measure(of, devices, upgrades, restarts);
     }
     ensure!(devices <= 250, "at most 250 TAPs have an address");
     let mut measured = Ok(());
-    let entered = in_network_namespace(|| measured = measure(of, devices, upgrades));
+    let entered = in_network_namespace(|| measured = measure(of, devices, upgrades, restarts));
     ensure!(entered, "a TAP needs a network namespace, and so root");
     measured
 }
@@ -87,7 +96,7 @@ impl Drop for Zrams {
 }
 
 /// Serves the devices, drives them, and upgrades the daemon again and again. Prints the results.
-fn measure(of: &str, devices: usize, upgrades: u32) -> Result<()> {
+fn measure(of: &str, devices: usize, upgrades: u32, restarts: bool) -> Result<()> {
     let zrams = if of == "zram" { Zrams::new(devices)? } else { Zrams(Vec::new()) };
     let names: Vec<String> = (0..devices).map(|number| format!("d{number}")).collect();
     let lines: Vec<String> = (0..devices)
@@ -100,10 +109,14 @@ fn measure(of: &str, devices: usize, upgrades: u32) -> Result<()> {
         .collect();
     let served: Vec<(&str, &str)> =
         names.iter().zip(&lines).map(|(name, lines)| (name.as_str(), lines.as_str())).collect();
-    let mut daemon = Daemon::serve_with(&["--control"], "", &served)?;
+    let mut served = if restarts {
+        Served::Unit(Unit::start(&served)?)
+    } else {
+        Served::Daemon(Daemon::serve_with(&["--control"], "", &served)?)
+    };
     let mut driven = Vec::new();
     for (number, name) in names.iter().enumerate() {
-        let socket = daemon.socket_of(name);
+        let socket = served.socket_of(name);
         driven.push(match of {
             "tap" => Driven::card(&socket, Some(number as u8))?,
             "loop" => Driven::card(&socket, None)?,
@@ -114,16 +127,122 @@ fn measure(of: &str, devices: usize, upgrades: u32) -> Result<()> {
     let (is_over, mut results) = (AtomicBool::new(false), Results::default());
     let lost = thread::scope(|scope| {
         let driver = scope.spawn(|| drive(driven, &gaps, &is_over));
-        let upgraded = (0..upgrades).try_for_each(|_| results.upgrade(&mut daemon, &gaps));
+        let upgraded = (0..upgrades).try_for_each(|_| results.upgrade(&mut served, &gaps));
         is_over.store(true, Ordering::Relaxed);
         let driven = driver.join().map_err(|_| anyhow::anyhow!("the driver panicked"))?;
         upgraded.and(driven)
     })?;
-    let (status, log) = daemon.stop()?;
-    ensure!(status.success(), "the daemon ended, {status}: {}", log.join("\n"));
-    println!("{of}: {devices} devices, {upgrades} upgrades, {lost} frames lost; milliseconds");
+    served.stop()?;
+    let done = if restarts { "restarts" } else { "upgrades" };
+    println!("{of}: {devices} devices, {upgrades} {done}, {lost} frames lost; milliseconds");
     results.print();
     Ok(())
+}
+
+/// A daemon that another process takes over from.
+enum Served {
+    /// An upgrade hands it over.
+    Daemon(Daemon),
+    /// A restart of its unit hands it over, through the descriptor store.
+    Unit(Unit),
+}
+
+impl Served {
+    fn socket_of(&self, name: &str) -> PathBuf {
+        match self {
+            Self::Daemon(daemon) => daemon.socket_of(name),
+            Self::Unit(unit) => unit.path(&format!("{name}.sock")),
+        }
+    }
+
+    fn pid(&self) -> Result<u32> {
+        match self {
+            Self::Daemon(daemon) => Ok(daemon.pid()),
+            Self::Unit(unit) => Ok(unit.manager.main_pid()?.as_raw_nonzero().get() as u32),
+        }
+    }
+
+    /// Has the next process take over, and waits until it serves.
+    fn pass_on(&mut self) -> Result<()> {
+        match self {
+            Self::Daemon(daemon) => daemon.upgrade().map(drop),
+            Self::Unit(unit) => unit.restart(),
+        }
+    }
+
+    /// Returns the pause of the rings as the log of the next process has it, in milliseconds.
+    fn stall_ms(&self) -> Result<f64> {
+        match self {
+            Self::Daemon(daemon) => daemon.stall_ms(),
+            Self::Unit(unit) => Ok(unit.stall_ms),
+        }
+    }
+
+    fn stop(self) -> Result<()> {
+        match self {
+            Self::Daemon(daemon) => {
+                let (status, log) = daemon.stop()?;
+                ensure!(status.success(), "the daemon ended, {status}: {}", log.join("\n"));
+            }
+            Self::Unit(unit) => {
+                let status = unit.manager.end_main(Signal::TERM)?;
+                ensure!(status.exit_status() == Some(0), "the daemon ended: {:?}", unit.log.lines());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A unit of a small service manager.
+struct Unit {
+    manager: Manager,
+    log: Transcript,
+    stall_ms: f64,
+    dir: TempDir,
+}
+
+impl Unit {
+    /// Starts a unit with these devices, which have a name and the lines of their configuration.
+    fn start(devices: &[(&str, &str)]) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("kickless-unit-").tempdir()?;
+        let device = |(name, lines): &(&str, &str)| {
+            let socket = dir.path().join(format!("{name}.sock"));
+            format!("[[device]]\nname = '{name}'\nsocket-path = '{}'\n{lines}\n", socket.display())
+        };
+        fs::write(dir.path().join("devices.toml"), devices.iter().map(device).collect::<String>())?;
+        let manager = Manager::new()?;
+        let log = manager.start(&Self::words(dir.path())?)?;
+        log.wait_for("the line that it serves", LIMIT, |line| line.contains(" serving ").then_some(()))?;
+        Ok(Self { manager, log, stall_ms: 0.0, dir })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Returns the command line of the daemon.
+    fn words(dir: &Path) -> Result<Vec<OsString>> {
+        let option = |option: &str, name: &str| format!("--{option}={}", dir.join(name).display()).into();
+        let program = kickless_binary()?.into();
+        Ok(vec![program, "serve".into(), option("config", "devices.toml"), option("control", "control.sock")])
+    }
+
+    /// Does what `systemctl restart` does: runs the stop of the unit, waits for the process, and starts the
+    /// next one.
+    fn restart(&mut self) -> Result<()> {
+        let control = format!("--control={}", self.path("control.sock").display());
+        let (status, said) =
+            self.manager.run(&[kickless_binary()?.into(), "store".into(), control.into()])?;
+        ensure!(status.success(), "the store failed: {:?}", said.wait_for_end(LIMIT)?);
+        self.manager.wait_for_main()?;
+        self.log = self.manager.start(&Self::words(self.dir.path())?)?;
+        let taken = |line: &str| {
+            let (_, after) = line.split_once("took over from the store")?;
+            after.split_whitespace().find_map(|word| word.strip_prefix("stall_ms=")?.parse().ok())
+        };
+        self.stall_ms = self.log.wait_for("that it has taken over", LIMIT, taken)?;
+        Ok(())
+    }
 }
 
 /// A device, and what its driver has in flight: one request or one frame.
@@ -244,34 +363,34 @@ struct Results {
 
 impl Results {
     /// Upgrades the daemon once.
-    fn upgrade(&mut self, daemon: &mut Daemon, gaps: &[AtomicU64]) -> Result<()> {
+    fn upgrade(&mut self, served: &mut Served, gaps: &[AtomicU64]) -> Result<()> {
         let take = || gaps.iter().map(|gap| gap.swap(0, Ordering::Relaxed)).collect::<Vec<_>>();
         take();
         thread::sleep(QUIET);
         self.quiet.extend(take());
-        let (old, is_over) = (daemon.pid(), AtomicBool::new(false));
+        let (old, is_over) = (served.pid()?, AtomicBool::new(false));
         let old_delay = thread::scope(|scope| {
             let sampler = scope.spawn(|| delay_until(old, &is_over));
-            let upgraded = daemon.upgrade();
+            let passed_on = served.pass_on();
             is_over.store(true, Ordering::Relaxed);
             let delay = sampler.join().unwrap_or_default();
-            upgraded.map(|_| delay)
+            passed_on.map(|()| delay)
         })?;
         self.delays[0].push(old_delay);
-        self.delays[1].push(delays_of(daemon.pid()).values().sum());
+        self.delays[1].push(delays_of(served.pid()?).values().sum());
         thread::sleep(AFTER);
         self.stalls.extend(take());
-        self.pauses.push((daemon.stall_ms()? * 1000.0) as u64);
+        self.pauses.push((served.stall_ms()? * 1000.0) as u64);
         Ok(())
     }
 
     fn print(self) {
-        println!("{:28}{:>9}{:>9}{:>9}", "", "median", "p99", "largest");
+        println!("{:30}{:>9}{:>9}{:>9}", "", "median", "p99", "largest");
         let [old, new] = self.delays;
         for (name, mut all) in [
-            ("longest gap, upgrade", self.stalls),
-            ("longest gap, none", self.quiet),
-            ("pause by the log", self.pauses),
+            ("longest gap", self.stalls),
+            ("longest gap before", self.quiet),
+            ("pause of the rings, by the log", self.pauses),
             ("run delay, old process", old),
             ("run delay, new process", new),
         ] {
@@ -279,7 +398,7 @@ impl Results {
             let at =
                 |part: f64| all[(((all.len() as f64 * part).ceil() as usize).max(1) - 1).min(all.len() - 1)];
             let [median, p99, largest] = [at(0.5), at(0.99), at(1.0)].map(|us| us as f64 / 1000.0);
-            println!("{name:28}{median:9.2}{p99:9.2}{largest:9.2}");
+            println!("{name:30}{median:9.2}{p99:9.2}{largest:9.2}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Serves one page over HTTP/1.1.
 //!
-//! A client sends one request on a connection, of which only the first line counts. It has a few seconds and
-//! a few KiB for it. A bounded number of clients is served at a time.
+//! A client sends one request on a connection, of which only the first line and `Accept` count. It has a few
+//! seconds and a few KiB for it. A bounded number of clients is served at a time.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use kickless_control::CONTENT_TYPE;
+use kickless_control::Exposition;
 use kickless_daemon::sentence;
 use tracing::warn;
 
@@ -25,8 +25,8 @@ const CLIENTS_MAX: usize = 16;
 /// The time after an error of the host until the next connection is accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The page.
-pub(super) type Page = dyn Fn() -> Result<String> + Send + Sync;
+/// Makes the page in a format.
+pub(super) type Page = dyn Fn(Exposition) -> Result<String> + Send + Sync;
 
 /// Serves the page until the process ends.
 ///
@@ -88,10 +88,11 @@ impl Refusal {
     }
 }
 
-/// Checks the head of a request: everything before the first empty line. Returns whether the body is wanted.
-fn check(head: &[u8]) -> Result<bool, Refusal> {
-    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let line = str::from_utf8(line).map_err(|_| Refusal::BadRequest)?;
+/// Checks the head of a request: everything before the first empty line. Returns whether the body is wanted,
+/// and in which format.
+fn check(head: &[u8]) -> Result<(bool, Exposition), Refusal> {
+    let mut lines = head.split(|byte| *byte == b'\n');
+    let line = str::from_utf8(lines.next().unwrap_or_default()).map_err(|_| Refusal::BadRequest)?;
     let mut words = line.trim_end_matches('\r').split(' ');
     let (Some(method), Some(target), Some(version), None) =
         (words.next(), words.next(), words.next(), words.next())
@@ -105,7 +106,27 @@ fn check(head: &[u8]) -> Result<bool, Refusal> {
         return Err(Refusal::MethodNotAllowed);
     }
     let path = target.split('?').next().unwrap_or_default();
-    if path == "/metrics" { Ok(method == "GET") } else { Err(Refusal::NotFound) }
+    if path == "/metrics" { Ok((method == "GET", accepted(lines))) } else { Err(Refusal::NotFound) }
+}
+
+/// Returns the format for a client with these lines of a head. OpenMetrics is for those that name it, and
+/// have not excluded it. All others read Prometheus text.
+fn accepted<'h>(lines: impl Iterator<Item = &'h [u8]>) -> Exposition {
+    let accepts = lines.filter_map(|line| {
+        let (name, value) = str::from_utf8(line).ok()?.split_once(':')?;
+        name.eq_ignore_ascii_case("accept").then_some(value)
+    });
+    let wants = |range: &str| {
+        let mut parts = range.split(';').map(str::trim);
+        let names =
+            parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
+        names && !parts.any(|part| part.strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0)))
+    };
+    if accepts.flat_map(|value| value.split(',')).any(wants) {
+        Exposition::OpenMetrics
+    } else {
+        Exposition::Prometheus
+    }
 }
 
 /// Reads the head of a request. Returns `None` if the client does not send a whole one.
@@ -134,8 +155,8 @@ fn answer(mut stream: TcpStream, page: &Page) -> io::Result<()> {
     let plain = "text/plain; charset=utf-8";
     let (status, kind, body, has_body) = match check(&head) {
         Err(refusal) => (refusal.status(), plain, "the metrics are at /metrics\n".to_owned(), true),
-        Ok(has_body) => match page() {
-            Ok(text) => ("200 OK", CONTENT_TYPE, text, has_body),
+        Ok((has_body, format)) => match page(format) {
+            Ok(text) => ("200 OK", format.content_type(), text, has_body),
             Err(error) => {
                 let error = sentence(&*error);
                 warn!(error, "the daemon does not answer");
@@ -180,14 +201,14 @@ mod tests {
 
     #[test]
     fn the_page_and_nothing_else_is_served() {
-        let address = server(Arc::new(|| Ok("a 1\n# EOF\n".into())));
+        let address = server(Arc::new(|_| Ok("a 1\n# EOF\n".into())));
         let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
         assert!(
             answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\na 1\n# EOF\n"),
             "{answer}"
         );
         assert!(
-            answer.contains("Content-Type: application/openmetrics-text")
+            answer.contains("Content-Type: text/plain; version=0.0.4")
                 && answer.contains("Content-Length: 10\r\n")
         );
         let answer = ask(address, "HEAD /metrics?a=b HTTP/1.0\r\n\r\n");
@@ -203,15 +224,32 @@ mod tests {
     }
 
     #[test]
+    fn a_client_gets_the_format_that_it_accepts() {
+        let prometheus =
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        for (accept, format) in [
+            ("", Exposition::Prometheus),
+            ("Accept: */*", Exposition::Prometheus),
+            ("accept:application/openmetrics-text", Exposition::OpenMetrics),
+            (&format!("Accept: {prometheus}"), Exposition::OpenMetrics),
+            ("Accept: text/plain, application/openmetrics-text; q=0", Exposition::Prometheus),
+            ("X: application/openmetrics-text", Exposition::Prometheus),
+        ] {
+            let head = format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{accept}\r");
+            assert_eq!(check(head.as_bytes()), Ok((true, format)), "{accept}");
+        }
+    }
+
+    #[test]
     fn a_daemon_that_is_away_is_reported() {
-        let address = server(Arc::new(|| Err(anyhow!("no daemon"))));
+        let address = server(Arc::new(|_| Err(anyhow!("no daemon"))));
         let answer = ask(address, "GET /metrics HTTP/1.1\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("no daemon\n"), "{answer}");
     }
 
     #[test]
     fn clients_that_send_too_much_or_nothing_keep_nobody_out() {
-        let address = server(Arc::new(|| Ok("# EOF\n".into())));
+        let address = server(Arc::new(|_| Ok("# EOF\n".into())));
         // They are connected while the others are served.
         let silent: Vec<_> = (0..CLIENTS_MAX - 2).map(|_| TcpStream::connect(address).unwrap()).collect();
         assert_eq!(ask(address, &"a".repeat(4 * REQUEST_BYTES_MAX)), "");

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kickless_control::{Client, ClientError, Stats, openmetrics};
+use kickless_control::{Client, ClientError, Exposition, Stats, exposition};
 use kickless_sandbox::Mode;
 use serde::Deserialize;
 use serde_json::Map;
@@ -41,7 +41,7 @@ pub(crate) fn metrics(
         return serve(address, options.sandbox, log, control);
     }
     log()?;
-    let text = scrape(&control)?;
+    let text = scrape(&control, Exposition::Prometheus)?;
     match &options.textfile {
         // A collector of text files reads only names that end with `.prom`, and not the one before the
         // rename.
@@ -62,8 +62,8 @@ fn serve(address: SocketAddr, mode: Mode, log: impl FnOnce() -> Result<()>, cont
     log()?;
     let refusals = sandbox.map(Exporter::lock).transpose()?.flatten();
     info!(sandbox = %mode, %address, "serving metrics");
-    let page = move || {
-        let page = scrape(&control);
+    let page = move |format| {
+        let page = scrape(&control, format);
         refusals.into_iter().for_each(|refusals| log_refusals(refusals.take_new()));
         page
     };
@@ -71,7 +71,7 @@ fn serve(address: SocketAddr, mode: Mode, log: impl FnOnce() -> Result<()>, cont
 }
 
 /// Returns the metrics of the daemon.
-fn scrape(control: &Path) -> Result<String> {
+fn scrape(control: &Path, format: Exposition) -> Result<String> {
     let about = || format!("--control={}", control.display());
     let mut client =
         Client::connect(control).and_then(|client| client.within(ANSWER_WAIT)).with_context(about)?;
@@ -80,7 +80,8 @@ fn scrape(control: &Path) -> Result<String> {
         let info = client.call("daemon.info", Map::new())?;
         let stats = client.call("stats.get", Map::new())?;
         let stats = Stats::deserialize(stats).map_err(unreadable)?;
-        Ok(openmetrics(info["version"].as_str().unwrap_or_default(), &stats, &kickless_kinds::kinds()))
+        let version = info["version"].as_str().unwrap_or_default();
+        Ok(exposition(format, version, &stats, &kickless_kinds::kinds()))
     };
     read(&mut client).with_context(about)
 }

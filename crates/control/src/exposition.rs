@@ -1,7 +1,8 @@
-//! Counters as OpenMetrics text, for Prometheus and its like.
+//! Counters as text for Prometheus and its like, in one of two formats.
 //!
-//! Names of metrics and labels are part of the interface of the program. The number of series depends only on
-//! the number of devices and workers.
+//! The samples are the same in both formats, and only the lines about families differ. Names of metrics and
+//! labels are part of the interface of the program. The number of series depends only on the number of
+//! devices and workers.
 
 use std::fmt::Write;
 
@@ -9,8 +10,25 @@ use kickless_daemon::Kinds;
 
 use super::stats::{DeviceStats, LatencyStats, Stats};
 
-/// The media type of the text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// A format of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exposition {
+    /// Prometheus text 0.0.4, which every collector reads. It has no units, and no types for states.
+    Prometheus,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl Exposition {
+    /// Returns the media type.
+    #[must_use]
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
 
 /// The ends of the exported buckets in nanoseconds, from 20 us to 10 s. Each is the end of an internal
 /// bucket, so that the counts are exact. Internal ends are eighths of powers of two, so these are not round.
@@ -34,8 +52,7 @@ const STATES: [&str; 8] =
     ["opening", "free", "connected", "drained", "stopped", "removing", "ended", "unavailable"];
 
 /// A text with metrics.
-#[derive(Default)]
-struct Text(String);
+struct Text(String, Exposition);
 
 /// Writes a value of a label.
 struct Label<'a>(&'a str);
@@ -68,12 +85,19 @@ impl std::fmt::Display for Seconds {
 impl Text {
     /// Begins a family of metrics.
     fn family(&mut self, name: &str, kind: &str, unit: Option<&str>, help: &str) {
+        // Prometheus text knows the names of samples instead of families, and fewer types.
+        let (suffix, kind) = match (self.1, kind) {
+            (Exposition::Prometheus, "counter") => ("_total", kind),
+            (Exposition::Prometheus, "info") => ("_info", "gauge"),
+            (Exposition::Prometheus, "stateset") => ("", "gauge"),
+            _ => ("", kind),
+        };
         // Writing to a `String` does not fail.
-        let _ = writeln!(self.0, "# TYPE {name} {kind}");
-        if let Some(unit) = unit {
+        let _ = writeln!(self.0, "# TYPE {name}{suffix} {kind}");
+        if let (Some(unit), Exposition::OpenMetrics) = (unit, self.1) {
             let _ = writeln!(self.0, "# UNIT {name} {unit}");
         }
-        let _ = writeln!(self.0, "# HELP {name} {help}");
+        let _ = writeln!(self.0, "# HELP {name}{suffix} {help}");
     }
 
     /// Writes a sample of a device.
@@ -146,10 +170,11 @@ impl Text {
     }
 }
 
-/// Returns the counters of a daemon of this version as OpenMetrics text. The daemon may know other kinds of
-/// devices than `kinds`.
-pub fn openmetrics(version: &str, stats: &Stats, kinds: &Kinds) -> String {
-    let mut text = Text::default();
+/// Returns the counters of a daemon of this version as text. The daemon may know other kinds of devices than
+/// `kinds`.
+#[must_use]
+pub fn exposition(format: Exposition, version: &str, stats: &Stats, kinds: &Kinds) -> String {
+    let mut text = Text(String::new(), format);
     text.family("kickless_build", "info", None, "The daemon.");
     let _ = writeln!(text.0, "kickless_build_info{{version=\"{}\"}} 1", Label(version));
     text.family(
@@ -230,7 +255,9 @@ pub fn openmetrics(version: &str, stats: &Stats, kinds: &Kinds) -> String {
             text.of_device("kickless_device_events_total", &device.name, Some(("event", event)), count);
         }
     }
-    text.0.push_str("# EOF\n");
+    if format == Exposition::OpenMetrics {
+        text.0.push_str("# EOF\n");
+    }
     text.0
 }
 
