@@ -15,7 +15,7 @@ use crate::guest::Assets;
 use crate::transcript::Transcript;
 
 /// The longest time of a trial on an emulated CPU that others use too.
-const LIMIT: Duration = Duration::from_secs(500);
+const LIMIT: Duration = Duration::from_secs(1200);
 
 /// Files that are put over a root tree.
 pub struct Overlay {
