@@ -1,7 +1,8 @@
 # The project's commands. Each target installs what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio deb install install-driver
+.PHONY: build image setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist deb install \
+	install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -12,6 +13,10 @@ FUZZ_RUNS ?= 2000000
 build:
 	tools/setup build
 	cargo build --locked --release -p kickless
+
+# Builds the OCI image of the program, target/container/kickless.tar.
+image: build
+	tools/container
 
 # Installs the packages that building and testing need.
 setup:
@@ -65,6 +70,10 @@ bench-poll: build
 fio:
 	tools/setup
 	fio/prepare
+
+# Makes the files of a release in target/dist, twice, and compares them.
+dist:
+	tools/dist
 
 # Makes Debian packages in target/deb. ARCH=arm64 builds for that architecture.
 deb:

@@ -126,7 +126,7 @@ enum OtherCommand {
         #[command(flatten)]
         upgrade: UpgradeOptions,
     },
-    /// Make a call on the control socket of a running daemon, and print the result as JSON
+    /// List, add, change and remove devices of a running daemon, or make another call on its control socket
     Ctl(Ctl),
     /// Print the counters of a running daemon as text for Prometheus, or serve them to it
     Metrics(Metrics),
@@ -332,7 +332,7 @@ fn sentence(error: &clap::Error, part: &str, key: &str) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let example = match part {
             "bench" => "blk --socket-path=PATH".into(),
-            "ctl" => "device.list".into(),
+            "ctl" => "list".into(),
             _ => format!("--socket-path=PATH --{key}=PATH"),
         };
         return format!("say what to do, for example: kickless {part} {example}");

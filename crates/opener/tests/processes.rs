@@ -234,7 +234,7 @@ fn programs() {
     // No other process has the other end of the pipe.
     fs::File::from(errors).read_to_end(&mut Vec::new()).unwrap();
     // Without that it is killed.
-    let StartedPasst { process, socket: _socket, .. } = start().unwrap();
+    let StartedPasst { process, socket: _socket, errors: _errors } = start().unwrap();
     assert!(process.end(Duration::from_millis(1)).is_none());
     drop(start().unwrap());
     assert!(start_passt(&["--pcap=named".into()]).is_err());

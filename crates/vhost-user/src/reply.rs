@@ -18,10 +18,19 @@ use crate::payload::{Config, Inflight, VringState};
 pub enum Reply {
     /// A number, or an acknowledgement: zero for success.
     ///
-    /// The reply to SET_LOG_BASE is one too. The specification gives that reply no payload. QEMU accepts any
-    /// payload, and other front-ends require the number. So we send it with a number, and receive it without
-    /// one as 0.
+    /// Some back-ends reply to SET_LOG_BASE with a number, and others without any payload, which is decoded
+    /// as 0.
     U64(u64),
+    /// The log that was set. On failure the size is zero.
+    ///
+    /// The specification gives the reply to SET_LOG_BASE no payload. QEMU accepts any payload. The front-end
+    /// of the crate `vhost`, which Cloud Hypervisor uses, waits forever for the rest of a shorter reply.
+    Log {
+        /// Bytes.
+        mmap_size: u64,
+        /// Offset in the file.
+        mmap_offset: u64,
+    },
     /// The index at which a ring was stopped.
     VringBase(VringState),
     /// The configuration space, from [`Config::answer`]; `None` on failure.
@@ -50,6 +59,10 @@ impl ReplyTo<Code> for Reply {
         let body = Body { request: code.name(), payload, fds };
         Ok(match code {
             Code::SetLogBase if payload.is_empty() => body.nothing().map(|()| Self::U64(0))?,
+            Code::SetLogBase if payload.len() == size_of::<wire::Log>() => {
+                let log: wire::Log = body.plain()?;
+                Self::Log { mmap_size: log.mmap_size.get(), mmap_offset: log.mmap_offset.get() }
+            }
             Code::GetVringBase | Code::GetVringBaseSkipDrain => Self::VringBase(body.vring_state()?),
             Code::GetConfig if payload.is_empty() => body.nothing().map(|()| Self::Config(None))?,
             Code::GetConfig => Self::Config(Some(body.config()?)),
@@ -72,6 +85,10 @@ impl ReplyTo<Code> for Reply {
         match self {
             Self::U64(value) => Encoded::u64(*value),
             Self::VringBase(state) => Encoded::vring_state(state.index, state.num),
+            Self::Log { mmap_size, mmap_offset } => {
+                let (mmap_size, mmap_offset) = ((*mmap_size).into(), (*mmap_offset).into());
+                Encoded::plain(wire::Log { mmap_size, mmap_offset })
+            }
             Self::Config(Some(config)) => Encoded::config(config),
             Self::Config(None) | Self::NoFd => Encoded::default(),
             Self::Inflight(inflight, fd) => Encoded::plain(wire::Inflight::from(inflight)).fds(fd),
@@ -84,6 +101,7 @@ impl ReplyTo<Code> for Reply {
     fn answers(&self, code: Code) -> bool {
         match self {
             Self::VringBase(_) => matches!(code, Code::GetVringBase | Code::GetVringBaseSkipDrain),
+            Self::Log { .. } => code == Code::SetLogBase,
             Self::Config(_) => code == Code::GetConfig,
             Self::Inflight(..) => code == Code::GetInflightFd,
             Self::DeviceState(_) => code == Code::SetDeviceStateFd,

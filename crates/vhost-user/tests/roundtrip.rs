@@ -149,6 +149,8 @@ proptest! {
         let config = Config { data: vec![n as u8; len], ..Config::default() };
         answer(&Message::GetConfig(config.clone()), &Reply::Config(Some(config.answer(&[1, 2, 3]))));
         answer(&Message::GetConfig(config), &Reply::Config(None));
+        let log = Message::SetLogBase(LogBase::Shared { mmap_size: n, mmap_offset: !n, fd: Some(fd()) });
+        answer(&log, &Reply::Log { mmap_size: n, mmap_offset: !n });
         let inflight = Inflight { mmap_size: n | 1, mmap_offset: n, num_queues: 1, queue_size: 2 };
         answer(&Message::GetInflightFd(inflight), &Reply::Inflight(inflight, Some(fd())));
         let load = DeviceState { direction: TransferDirection::Load, phase: TransferPhase::Stopped };
@@ -203,6 +205,14 @@ fn requests_that_are_not_decoded_are_refused() {
     ] {
         assert_eq!((&*of(code, false), &*of(code, true)), (unacknowledged, acknowledged), "{code}");
     }
+}
+
+/// A front-end that waits for a log in the reply gets one that it cannot take for a success.
+#[test]
+fn a_refused_log_has_no_size() {
+    let refusal = Message::refusal(Some(FrontendRequest::SetLogBase), true);
+    assert!(matches!(refusal, Refusal::Reply(Reply::Log { mmap_size: 0, .. })), "{refusal:?}");
+    assert!(Reply::U64(0).answers(FrontendRequest::SetLogBase));
 }
 
 #[test]

@@ -181,7 +181,9 @@ impl Session {
         }
         self.rings.close_if_unused()?;
         let (queues_max, queue_size_max) = (self.device.queues_max(), self.device.queue_size_max());
-        self.transfers.run(&mut self.rings, &Bounds { queues_max, queue_size_max }, &Wait::until(stop));
+        let bounds = Bounds { queues_max, queue_size_max };
+        // The state has the choices of its driver, which no later GET_CONFIG forgets.
+        self.driver_known |= self.transfers.run(&mut self.rings, &bounds, &Wait::until(stop));
         Ok(())
     }
 
@@ -262,12 +264,12 @@ impl Session {
                     self.rings.expects_new_driver = true;
                 }
                 let mut data = vec![0; config.data.len()];
-                self.device.read_config(config.offset as usize, &mut data);
+                self.device.read_config(config_offset(config.offset), &mut data);
                 Ok(Some(Reply::Config(Some(config.answer(&data)))))
             }
             Message::SetConfig(config) => {
                 self.driver_known = true;
-                Ok(self.device.write_config(config.offset as usize, &config.data).map(|()| None)?)
+                Ok(self.device.write_config(config_offset(config.offset), &config.data).map(|()| None)?)
             }
 
             Message::SetVringNum(state) => self.set_vring_num(state).and_then(done),
@@ -364,7 +366,7 @@ impl Session {
             return Err(RequestError::NoLog);
         };
         self.memory.set_log_base(&file, mmap_offset, mmap_size, &mut self.rings)?;
-        Ok(Reply::U64(0))
+        Ok(Reply::Log { mmap_size, mmap_offset })
     }
 
     fn reset(&mut self) -> Result<(), RequestError> {
@@ -517,6 +519,14 @@ enum Pause {
 /// Returns the time in which a front-end must read an answer. A request to stop does not shorten it.
 fn reply_timeout() -> Wait<'static> {
     Wait::FOREVER.at_most(Duration::from_secs(5))
+}
+
+/// Returns an offset in the configuration space. Cloud Hypervisor reads a disk's from 0x100 on in its
+/// versions until January 2026: a driver finds the space there in the registers of virtio-mmio (virtio 1.3,
+/// section 4.2.2). Nothing else is there, because no device has so many bytes of configuration.
+fn config_offset(offset: u32) -> usize {
+    const REGISTERS: u32 = 0x100;
+    (if offset < REGISTERS { offset } else { offset - REGISTERS }) as usize
 }
 
 /// Duplicates a descriptor, for the session and for the worker. Both are `None` if none was sent.

@@ -61,9 +61,9 @@ impl Transfers {
         Ok(())
     }
 
-    /// Runs the prepared transfer, if there is one.
-    pub(crate) fn run(&mut self, rings: &mut Rings, bounds: &Bounds, wait: &Wait<'_>) {
-        let Some((transfer_fd, bytes)) = self.next.take() else { return };
+    /// Runs the prepared transfer, if there is one. Returns whether a state was loaded.
+    pub(crate) fn run(&mut self, rings: &mut Rings, bounds: &Bounds, wait: &Wait<'_>) -> bool {
+        let Some((transfer_fd, bytes)) = self.next.take() else { return false };
         let len = bytes.as_ref().map(Vec::len);
         let done: Result<(), Box<dyn std::error::Error>> = match bytes {
             Some(bytes) => transfer_fd.send(&bytes, wait).map_err(Into::into),
@@ -79,6 +79,7 @@ impl Transfers {
             (Err(error), None) => warn!(%error, "the device's state cannot be loaded"),
         }
         self.last = Some(done.is_ok());
+        done.is_ok() && len.is_none()
     }
 
     /// Returns the result of the last transfer, until the front-end asks for it.

@@ -58,6 +58,12 @@ impl Eventfd {
     }
 }
 
+impl From<OwnedFd> for Eventfd {
+    fn from(fd: OwnedFd) -> Eventfd {
+        Eventfd(fd)
+    }
+}
+
 impl AsFd for Eventfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

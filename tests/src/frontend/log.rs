@@ -2,7 +2,7 @@
 //! migration.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
 use kickless_memory::{Gpa, Log, UserAddr};
@@ -56,6 +56,11 @@ impl Bitmap {
         Ok(Message::SetLogBase(LogBase::Shared { mmap_size: self.log.len(), mmap_offset: FILE_OFFSET, fd }))
     }
 
+    /// Returns the length of the log and its offset in its file.
+    pub fn extent(&self) -> (u64, u64) {
+        (self.log.len(), FILE_OFFSET)
+    }
+
     /// Truncates the file to no bytes. The log must not be read afterwards.
     ///
     /// # Errors
@@ -101,6 +106,12 @@ impl Frontend {
         let addresses = addresses(queue);
         let used = ram.map().gpa_of(UserAddr(addresses.used_addr)).context("no such ring")?;
         self.order(&Message::SetVringAddr(VringAddr { log: on, log_guest_addr: used.0, ..addresses }))
+    }
+}
+
+impl AsFd for Bitmap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 

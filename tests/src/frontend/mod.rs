@@ -193,6 +193,7 @@ impl Frontend {
         match self.requester.call(message, self.acknowledges(), &limit()) {
             Ok(Some(Reply::U64(0)) | None) => Ok(Answer::Done),
             Ok(Some(Reply::U64(_) | Reply::Config(None) | Reply::Inflight(_, None))) => Ok(Answer::Refused),
+            Ok(Some(Reply::Log { mmap_size: 0, .. })) => Ok(Answer::Refused),
             Ok(Some(Reply::DeviceState(kickless_vhost_user::DeviceStateReply::Refused(_)))) => {
                 Ok(Answer::Refused)
             }

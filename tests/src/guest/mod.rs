@@ -1,6 +1,7 @@
 //! Prepares guests: finds the kernel and initramfs that `guest/prepare` makes, and an accelerator.
 
 pub mod cards;
+pub mod libvirt;
 pub mod migration;
 pub mod network;
 pub mod qemu;

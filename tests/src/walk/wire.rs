@@ -76,6 +76,7 @@ fn answer(reply: Result<Option<Reply>, Error>) -> Result<Option<Answer>> {
         Ok(Some(Reply::U64(0)) | None) => Ok(Some(Answer::Done)),
         Ok(Some(Reply::U64(number))) => Ok(Some(Answer::Number(number))),
         Ok(Some(Reply::Config(None) | Reply::Inflight(_, None) | Reply::NoFd)) => Ok(Some(Answer::Refused)),
+        Ok(Some(Reply::Log { mmap_size: 0, .. })) => Ok(Some(Answer::Refused)),
         Ok(Some(Reply::Inflight(described, Some(file)))) => Ok(Some(Answer::Inflight(described, file))),
         Ok(Some(_)) => Ok(Some(Answer::Done)),
         Err(Error::Closed | Error::ClosedMidMessage { .. }) => Ok(None),

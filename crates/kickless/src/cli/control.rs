@@ -72,10 +72,14 @@ pub(crate) struct Ctl {
     /// permissions and its owner. If the call or the write fails, the file stays as it is
     #[arg(long, value_name = "PATH")]
     pub(crate) output: Option<PathBuf>,
-    /// The call, such as device.list. rpc.discover describes all calls
-    pub(crate) method: String,
-    /// The parameters as a JSON object, such as '{"name": "web"}'
-    pub(crate) params: Option<String>,
+    /// list, show, add, set, remove, drain, resume or resize; or the name of a call, such as daemon.info; or
+    /// help, which shows all calls
+    #[arg(value_name = "WORD")]
+    pub(crate) call: String,
+    /// The name of the device, after a short word. Then KEY=VALUE for each parameter, such as iops=5000. A
+    /// call also takes its parameters as one JSON object
+    #[arg(value_name = "NAME|KEY=VALUE|JSON")]
+    pub(crate) words: Vec<String>,
 }
 
 /// The way of the metrics of a daemon.

@@ -147,7 +147,14 @@ impl<A: Access> SplitQueue<A> {
                 self.in_flight = in_flight;
                 true
             }
-            Ok(None) => false,
+            Ok(None) => {
+                // Nothing is in flight, so each entry from the used index on waits, whatever index was given.
+                // Cloud Hypervisor gives the available index.
+                if self.in_flight == 0 && self.unpublished.is_empty() {
+                    (self.next_avail, self.avail_seen) = (used, used);
+                }
+                false
+            }
             Err(error) => {
                 self.latch(error);
                 // The record stays as it is, for a later device.

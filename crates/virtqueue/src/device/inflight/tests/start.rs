@@ -141,3 +141,17 @@ fn a_region_begins_with_zeroes() {
         assert_eq!(clean, other);
     }
 }
+
+/// A front-end can give another index with a region that was never used. Nothing is in flight then, so a
+/// split ring begins at its used index.
+#[test]
+fn a_region_that_was_never_used_begins_at_the_used_index() {
+    let world = World::new(false, 4, 0xfffe);
+    let mut driver = Driver::new(&world, 0xfffe);
+    let tags = [(); 3].map(|()| driver.offer(1));
+    let mut device = Device::start(&world, 1);
+    for tag in tags {
+        assert_eq!(device.pop(), Ok(tag));
+    }
+    assert_eq!(device.pop(), Ok(None));
+}

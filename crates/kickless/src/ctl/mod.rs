@@ -1,20 +1,33 @@
 //! `kickless ctl`: makes one call on a control socket.
+//!
+//! People write short words (`list`, `add NAME KEY=VALUE`), and get tables on a terminal. Programs write the
+//! names of calls, and get JSON. JSON also goes into each pipe.
 #![cfg_attr(not(test), expect(clippy::disallowed_methods, reason = "this command is no daemon"))]
 
-use std::io;
+mod table;
+mod words;
+
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use kickless_control::{Client, ClientError};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::cli::Ctl;
 use crate::inherited;
 use crate::replace::replace;
 
+use words::Words;
+
 /// The call whose result is a file.
 const SAVE: &str = "config.save";
+/// The word that shows all calls.
+const HELP: &str = "help";
+/// The call of the short word `list`, and the call that has all columns of its table.
+const LIST: &str = "device.list";
+const SNAPSHOT: &str = "daemon.snapshot";
 
 /// Makes the call, and prints its result with `print`. After a subscription, prints what comes, one line for
 /// each, until the daemon ends.
@@ -22,26 +35,24 @@ const SAVE: &str = "config.save";
 /// # Errors
 /// The parameters are wrong, no daemon answers, or the call failed. The error is one sentence.
 pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
-    let params = match ctl.params.as_deref() {
-        None => Map::new(),
-        Some(text) => match serde_json::from_str(text) {
-            Ok(Value::Object(params)) => params,
-            Ok(_) => {
-                return Err(anyhow!("the parameters must be a JSON object, such as {{\"name\": \"web\"}}"));
-            }
-            Err(error) => return Err(anyhow!("the parameters are no JSON: {error}")),
-        },
-    };
-    if ctl.output.is_some() && ctl.method != SAVE {
+    let path = ctl.control.path();
+    if ctl.call == HELP {
+        return print(&words::help(ctl.words.first().map(String::as_str))?);
+    }
+    let Words { mut method, params, is_short } = words::read(&ctl.call, &ctl.words, &path)?;
+    let is_table = is_short && io::stdout().is_terminal();
+    if is_table && method == LIST {
+        method = SNAPSHOT.into();
+    }
+    if ctl.output.is_some() && method != SAVE {
         return Err(anyhow!("--output: only {SAVE} returns a file"));
     }
     let given = inherited::given(&inherited::note(), &ctl.fds)?;
     let given: Vec<_> = given.iter().map(|(name, fd)| (name.clone(), fd.as_fd())).collect();
-    let path = ctl.control.path();
     let about = || format!("--control={}", path.display());
     let mut client = Client::connect(&path).with_context(about)?;
-    match client.call_given(&ctl.method, params, &given) {
-        Ok(_) if ctl.method.ends_with(".subscribe") => loop {
+    match client.call_given(&method, params, &given) {
+        Ok(_) if method.ends_with(".subscribe") => loop {
             match client.next_notification() {
                 Ok(line) => print(&format!("{line}\n"))?,
                 Err(ClientError::Closed) => return Ok(()),
@@ -50,6 +61,8 @@ pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
         },
         Ok(result) => match &ctl.output {
             Some(output) => save(&result, output).with_context(|| format!("--output={}", output.display())),
+            None if is_table && method == SNAPSHOT => print(&table::devices(&result)),
+            None if is_table => print(&table::members(&result)),
             None => print(&format!("{result:#}\n")),
         },
         // The sentence of the daemon tells enough.
