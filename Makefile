@@ -1,7 +1,8 @@
 # The project's commands. Each target installs what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build image setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist install install-driver
+.PHONY: build image setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist deb install \
+	install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -74,19 +75,15 @@ fio:
 dist:
 	tools/dist
 
-# Installs the program and the driver for programs in C.
+# Makes Debian packages in target/deb. ARCH=arm64 builds for that architecture.
+deb:
+	tools/setup build
+	tools/deb
+
+# Installs the program with all that belongs to it, and the driver for programs in C. dist/install has the list of files, and
+# the other variables of packagers.
 install: build install-driver
-	install -D -m 755 $${CARGO_TARGET_DIR:-target}/release/kickless $(DESTDIR)$(PREFIX)/bin/kickless
-	install -d $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/qemu/vhost-user
-	for kind in blk net; do \
-	ln -sf ../bin/kickless $(DESTDIR)$(PREFIX)/libexec/kickless-$$kind && \
-	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-$$kind.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-$$kind.json \
-	|| exit 1; done
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	$${CARGO_TARGET_DIR:-target}/release/kickless man $(DESTDIR)$(PREFIX)/share/man/man1
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|^\(Exec[A-Za-z]*=-*\)/usr/|\1$(PREFIX)/|' dist/systemd/kickless.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/kickless.service
-	install -D -m 644 dist/systemd/kickless.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/kickless.conf
+	DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) dist/install $${CARGO_TARGET_DIR:-target}/release/kickless
 
 # Installs only the driver: library, header and pkg-config file. Its tests set DRIVER_PROFILE=dev.
 DRIVER_PROFILE ?= release

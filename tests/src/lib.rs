@@ -17,6 +17,7 @@ pub mod meter;
 pub mod page_server;
 pub mod qcow2;
 pub mod remote_disks;
+pub mod systemd_machine;
 pub mod transcript;
 pub mod two_processes;
 pub mod verified_load;

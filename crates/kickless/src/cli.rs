@@ -5,6 +5,7 @@
 
 mod control;
 mod device;
+mod man;
 mod sandbox;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use std::{fmt, io};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 use kickless_bench::Bench;
 use kickless_daemon::{KindConfig, KindEntry, Mistake, Notation, Words, removed_option};
 use kickless_kinds::kinds;
@@ -136,6 +138,11 @@ enum OtherCommand {
     /// Measure back-ends under load
     #[command(subcommand)]
     Bench(Bench),
+    /// Print a script for a shell, with which it completes the words of this program's command lines
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
     /// Write a manual page of each command into a directory, for packagers
     #[command(hide = true)]
     Man {
@@ -215,6 +222,8 @@ pub(crate) enum Work {
     Store(ControlPath),
     /// Measure back-ends.
     Bench(Box<Bench>),
+    /// Print the completions of a shell.
+    Completions(Shell),
     /// Write the manual pages into this directory.
     Man(PathBuf),
 }
@@ -241,7 +250,9 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
         return Ok(Invocation::Print(format!("{}\n", kind.capabilities())));
     }
     let usual = kinds.commands().next().map(KindEntry::words);
-    let others = ["bench", "serve", "ctl", "metrics", "top", "store"].into_iter().find(|part| is_part(part));
+    let others = ["bench", "serve", "ctl", "metrics", "top", "store", "completions"]
+        .into_iter()
+        .find(|part| is_part(part));
     let part =
         others.or(kind.map(|kind| kind.words().name)).or(usual.map(|usual| usual.name)).unwrap_or_default();
     let key = usual.map_or("", |usual| usual.key);
@@ -265,7 +276,15 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
 /// # Errors
 /// A file cannot be written.
 pub(crate) fn write_man(directory: &Path) -> io::Result<()> {
-    clap_mangen::generate_to(Cli::command(), directory)
+    man::write_pages(Cli::command(), directory)
+}
+
+/// Returns the script with which a shell completes command lines.
+pub(crate) fn completions(shell: Shell) -> String {
+    let (mut cli, mut script) = (Cli::command(), Vec::new());
+    let name = cli.get_name().to_owned();
+    clap_complete::generate(shell, &mut cli, name, &mut script);
+    String::from_utf8_lossy(&script).into_owned()
 }
 
 impl Command {
@@ -295,6 +314,7 @@ impl OtherCommand {
             OtherCommand::Top(top) => Ok(Work::Top(top)),
             OtherCommand::Store(control) => Ok(Work::Store(control)),
             OtherCommand::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
+            OtherCommand::Completions { shell } => Ok(Work::Completions(shell)),
             OtherCommand::Man { directory } => Ok(Work::Man(directory)),
         }
     }

@@ -107,6 +107,7 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
             log::start("kickless_driver=off,", log_level)?;
             kickless_bench::carry_out(&bench, print)
         }
+        Work::Completions(shell) => print(&cli::completions(shell)),
         Work::Man(directory) => cli::write_man(&directory)
             .with_context(|| format!("{} cannot be written to", directory.display())),
     }

@@ -176,8 +176,24 @@ impl Kind for BlkKind {
     type Options = BlkConfig;
     type Limited = Requests;
 
-    const WORDS: Words =
-        Words { name: "blk", key: "blk-file", one: "a disk", several: "disks", has_latencies: true };
+    const WORDS: Words = Words {
+        name: "blk",
+        key: "blk-file",
+        one: "a disk",
+        several: "disks",
+        has_latencies: true,
+        examples: &[
+            (
+                "Serve a raw image to members of the group kvm:",
+                "kickless blk --socket-path=/run/kickless/web.sock --socket-mode=0660 --socket-group=kvm \
+                 --blk-file=/srv/images/web.img",
+            ),
+            (
+                "Serve an export of an NBD server:",
+                "kickless blk --socket-path=/run/kickless/web.sock --blk-file=nbd://storage.example/web",
+            ),
+        ],
+    };
     const OWN_KEYS: &'static [&'static str] = &["blk-file", "blk-size", "serial"];
     const SETTABLE: &'static [Settable<BlkConfig>] = &[Settable {
         key: "discard",

@@ -116,6 +116,16 @@ impl Kind for NetKind {
         one: "a network card",
         several: "network cards",
         has_latencies: false,
+        examples: &[
+            (
+                "Connect a card to the TAP vm1:",
+                "kickless net --socket-path=/run/kickless/vm1.sock --port=tap:vm1",
+            ),
+            (
+                "Give a guest the network of this user, with passt:",
+                "kickless net --socket-path=/tmp/net.sock --port=user",
+            ),
+        ],
     };
     const OWN_KEYS: &'static [&'static str] = &["port", "mac", "capture"];
     const SETTABLE: &'static [Settable<NetConfig>] = &[];

@@ -120,4 +120,6 @@ pub struct Words {
     /// Whether the device measures the latencies of its requests
     /// ([`DeviceMetrics`](kickless_device::DeviceMetrics)). They are exported only then.
     pub has_latencies: bool,
+    /// Command lines with a sentence before each, for the manual page of the command.
+    pub examples: &'static [(&'static str, &'static str)],
 }

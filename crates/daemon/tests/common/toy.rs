@@ -51,8 +51,14 @@ impl<F: Fn(&ToyConfig, &Making<'_>) -> MadeDevice + Send + Sync + 'static> Kind 
     type Options = ToyConfig;
     type Limited = Toys;
 
-    const WORDS: Words =
-        Words { name: "toy", key: "toy", one: "a toy", several: "toys", has_latencies: false };
+    const WORDS: Words = Words {
+        name: "toy",
+        key: "toy",
+        one: "a toy",
+        several: "toys",
+        has_latencies: false,
+        examples: &[("Serve a toy:", "kickless toy --socket-path=/tmp/toy.sock --toy=7")],
+    };
     const OWN_KEYS: &'static [&'static str] = &["toy"];
     const SETTABLE: &'static [Settable<ToyConfig>] = &[];
 

@@ -268,6 +268,9 @@ fn each_command_has_a_manual_page() {
         ("kickless", "kickless\\-serve(1)"),
         ("kickless-blk", "\\-\\-blk\\-file"),
         ("kickless-net", "\\-\\-port"),
+        ("kickless-net", "EXAMPLES"),
+        ("kickless-serve", "/etc/kickless/devices.toml"),
+        ("kickless-top", "EXIT STATUS"),
         ("kickless-bench-net", "frame"),
     ] {
         let text = std::fs::read_to_string(directory.path().join(format!("{page}.1"))).unwrap();
@@ -282,23 +285,52 @@ fn each_command_has_a_manual_page() {
     }
 }
 
+/// Returns the lines of a unit that set something.
+fn settings(unit: &'static str) -> impl Iterator<Item = &'static str> {
+    unit.lines().filter(|line| !line.starts_with('#'))
+}
+
 #[test]
-fn the_unit_of_systemd_starts_a_daemon() {
-    let unit = include_str!("../../../../dist/systemd/kickless.service");
-    let line = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
-    let start = line("ExecStart=");
-    assert!(matches!(parsed(start), Ok(Invocation::Run { work: Work::ServeFile { .. }, .. })), "{start}");
-    let check = line("ExecStartPre=");
-    assert!(matches!(parsed(check), Ok(Invocation::Run { work: Work::Check(_), .. })), "{check}");
-    assert_eq!(check, format!("{start} --check"));
-    // The next process has the options of this one.
-    let reload = line("ExecReload=");
-    let Ok(Invocation::Run { work: Work::ServeFile { upgrade, .. }, .. }) = parsed(reload) else {
-        panic!("{reload}")
-    };
-    assert!(reload.starts_with(start) && upgrade.background && upgrade.upgrade_from.is_some(), "{reload}");
-    let stop = line("ExecStop=-");
-    assert!(matches!(parsed(stop), Ok(Invocation::Run { work: Work::Store(_), .. })), "{stop}");
+fn the_units_of_systemd_start_daemons() {
+    let host = include_str!("../../../../dist/systemd/kickless.service");
+    let instance = include_str!("../../../../dist/systemd/kickless@.service");
+    for unit in [host, instance] {
+        let line = |key: &str| settings(unit).find_map(|line| line.strip_prefix(key)).unwrap();
+        let start = line("ExecStart=");
+        assert!(matches!(parsed(start), Ok(Invocation::Run { work: Work::ServeFile { .. }, .. })), "{start}");
+        let check = line("ExecStartPre=");
+        assert!(matches!(parsed(check), Ok(Invocation::Run { work: Work::Check(_), .. })), "{check}");
+        assert_eq!(check, format!("{start} --check"));
+        // The next process has the options of this one.
+        let reload = line("ExecReload=");
+        let Ok(Invocation::Run { work: Work::ServeFile { upgrade, .. }, .. }) = parsed(reload) else {
+            panic!("{reload}")
+        };
+        assert!(
+            reload.starts_with(start) && upgrade.background && upgrade.upgrade_from.is_some(),
+            "{reload}"
+        );
+        let stop = line("ExecStop=-");
+        assert!(matches!(parsed(stop), Ok(Invocation::Run { work: Work::Store(_), .. })), "{stop}");
+    }
+    // Both take the same rights away.
+    let limits = |unit| settings(unit).skip_while(|line| *line != "KillMode=mixed").collect::<Vec<_>>();
+    assert_eq!(limits(host), limits(instance));
+    let metrics = include_str!("../../../../dist/systemd/kickless-metrics.service");
+    let start = settings(metrics).find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    assert!(matches!(parsed(start), Ok(Invocation::Run { work: Work::Metrics(_), .. })), "{start}");
+}
+
+#[test]
+fn each_shell_gets_completions() {
+    for (shell, words) in [("bash", "--blk-file"), ("zsh", "#compdef kickless"), ("fish", "-l blk-file")] {
+        let line = format!("kickless completions {shell}");
+        let Ok(Invocation::Run { work: Work::Completions(shell), .. }) = parsed(&line) else {
+            panic!("{line}");
+        };
+        let script = completions(shell);
+        assert!(script.contains(words), "{script}");
+    }
 }
 
 #[test]
