@@ -59,8 +59,8 @@ fn systemd_reloads_and_restarts_under_load() {
         "loads good good",
         "crash moved active",
         "again 0 moved active",
-        // The watchdog is fed for longer than its interval, and bites a process that has stopped. The count is
-        // that since the restart by an operator.
+        // The watchdog is fed for longer than its interval, and bites a process that has stopped. The count
+        // is that since the restart by an operator.
         "fed same active",
         "watchdog moved active",
         "restarts 1",
