@@ -39,7 +39,8 @@ pub(super) fn read(word: &str, rest: &[String], control: &Path) -> Result<Words>
     let Some(method) = short else {
         ensure!(word.contains('.'), "{}", unknown(word));
         let params = match rest {
-            [text] if text.trim_start().starts_with('{') => object(text)?,
+            // A key begins with a letter.
+            [text] if !text.starts_with(|first: char| first.is_ascii_alphabetic()) => object(text)?,
             keys => given(&document, word, keys)?,
         };
         return Ok(Words { method: word.to_owned(), params, is_short: false });
@@ -201,7 +202,7 @@ mod tests {
             ("set web iops=5 iops=6", "iops is given twice"),
             ("add web blk-file=a read-only=yes", "read-only: write true or false"),
             ("list all", "takes no other word"),
-            ("device.get []", "[]: write KEY=VALUE"),
+            ("device.get []", "must be a JSON object"),
             ("device.get {]", "no JSON"),
         ] {
             let error = words(line).unwrap_err();
