@@ -27,7 +27,10 @@ const PROMISED: [&str; 9] = [
 fn cargo(dir: &Path, arguments: &[&str]) -> Output {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(arguments).current_dir(dir).env("CARGO_NET_OFFLINE", "true").env("CARGO_INCREMENTAL", "0");
-    cargo.env("CARGO_PROFILE_DEV_DEBUG", "none");
+    cargo
+        .env("CARGO_PROFILE_DEV_DEBUG", "none")
+        .env_remove("CARGO_TARGET_DIR")
+        .env_remove("CARGO_BUILD_TARGET");
     let output = cargo.output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     output

@@ -286,9 +286,6 @@ impl RequestMessage for FrontendMessage {
                 Refusal::Reply(Reply::U64(1))
             }
             Some(code) if has_reply(code) => Refusal::Impossible,
-            Some(Code::SetLogBase) if needs_reply => {
-                Refusal::Reply(Reply::Log { mmap_size: 0, mmap_offset: 0 })
-            }
             _ if needs_reply => Refusal::Reply(Reply::U64(1)),
             // With LOG_SHMFD the front-end waits, and without it does not. The message does not show which.
             Some(Code::SetLogBase) => Refusal::Impossible,

@@ -24,7 +24,7 @@ pub enum Reply {
     /// The log that was set. On failure the size is zero.
     ///
     /// The specification gives the reply to SET_LOG_BASE no payload. QEMU accepts any payload. The front-end
-    /// of the crate `vhost`, which Cloud Hypervisor uses, waits forever for the rest of a shorter reply.
+    /// of the crate `vhost` waits for this one since its version 0.16, and for a number before.
     Log {
         /// Bytes.
         mmap_size: u64,

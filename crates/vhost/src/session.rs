@@ -18,7 +18,7 @@ use crate::wait::{self, Cancellation};
 use kickless_device::{Call, Device, DeviceMessage, Driver, Executor, Kick, Leave, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
-use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_spec::vhost_user::{FrontendRequest, ProtocolFeatures};
 use kickless_vhost_user::{
     AfterRefusal, Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase,
     Received, Reply, RequestMessage, VringAddr, VringFd, VringState, Wait,
@@ -201,7 +201,15 @@ impl Session {
         let code = Message::code_from(header.request);
         let has_reply = !matches!(Message::refusal(code, false), kickless_vhost_user::Refusal::NotExpected);
         let hears = has_reply || (header.needs_reply() && self.acknowledges());
-        if hears && self.backend.refuse(header, &reply_timeout())? == AfterRefusal::Continue {
+        let is_refused =
+            if code == Some(FrontendRequest::SetLogBase) && header.needs_reply() && self.describes_log() {
+                let none = Reply::Log { mmap_size: 0, mmap_offset: 0 };
+                self.backend.reply(header, &none, &reply_timeout())?;
+                true
+            } else {
+                hears && self.backend.refuse(header, &reply_timeout())? == AfterRefusal::Continue
+            };
+        if is_refused {
             warn!(message = name, error = %why, "message refused");
             return Ok(());
         }
@@ -366,7 +374,16 @@ impl Session {
             return Err(RequestError::NoLog);
         };
         self.memory.set_log_base(&file, mmap_offset, mmap_size, &mut self.rings)?;
-        Ok(Reply::Log { mmap_size, mmap_offset })
+        Ok(if self.describes_log() { Reply::Log { mmap_size, mmap_offset } } else { Reply::U64(0) })
+    }
+
+    /// Returns whether the front-end reads a description of the log in the reply to SET_LOG_BASE, and not a
+    /// number. The specification has no payload there, and QEMU accepts any. The crate `vhost`, which Cloud
+    /// Hypervisor uses, reads a number before its version 0.16 and a description since then, and does not
+    /// find the next message after another length. Cloud Hypervisor negotiates DEVICE_STATE since it has that
+    /// version.
+    fn describes_log(&self) -> bool {
+        self.negotiated.protocol.contains(ProtocolFeatures::DEVICE_STATE)
     }
 
     fn reset(&mut self) -> Result<(), RequestError> {

@@ -1,14 +1,18 @@
-//! Cloud Hypervisor, `virtio-devices/src/vhost_user` of its versions from 20 to 50: a disk and a card.
+//! Cloud Hypervisor, `virtio-devices/src/vhost_user`: a disk and a card. The messages are those of its version
+//! 52, and what differs in earlier ones is tested beside them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use kickless_memory::Gpa;
 use kickless_spec::blk::{self, BlkFeatures, Config};
 use kickless_spec::features::Features;
 use kickless_spec::net::{Header, NetFeatures};
+use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_testing::pattern;
 use kickless_tests::daemon::{CardConfig, Daemon, DaemonConfig, check_log};
 use kickless_tests::driver::Buffer;
@@ -17,6 +21,7 @@ use kickless_tests::driver::request::{Layout, Request, RequestMemory};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::log::{Bitmap, PAGE};
 use kickless_tests::frontend::served::{IMAGE_SIZE, Served};
+use kickless_vhost_user::{FrontendMessage as Message, LogBase, Reply, Wait};
 use vhost::vhost_user::message::{
     VHOST_USER_CONFIG_OFFSET, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
     VhostUserProtocolFeatures as Protocol,
@@ -29,7 +34,10 @@ use super::machine::{Machine, SIZE, connect, region};
 
 /// The features of rings that it has for each device. It also has ORDER_PLATFORM and NOTIFICATION_DATA, which
 /// kickless does not offer, and for disks IN_ORDER, which Linux up to 6.18 does not accept.
-const RINGS: Features = Features::VERSION_1.union(Features::EVENT_IDX).union(Features::PROTOCOL_FEATURES);
+const RINGS: Features = Features::VERSION_1
+    .union(Features::INDIRECT_DESC)
+    .union(Features::EVENT_IDX)
+    .union(Features::PROTOCOL_FEATURES);
 const DISK: BlkFeatures = BlkFeatures::SIZE_MAX
     .union(BlkFeatures::SEG_MAX)
     .union(BlkFeatures::GEOMETRY)
@@ -52,8 +60,11 @@ const CARD_PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::CONFIGURE_MEM_SLOTS)
     .union(Protocol::REPLY_ACK)
     .union(Protocol::INFLIGHT_SHMFD)
-    .union(Protocol::LOG_SHMFD);
+    .union(Protocol::LOG_SHMFD)
+    .union(Protocol::DEVICE_STATE);
 const DISK_PROTOCOL: Protocol = CARD_PROTOCOL.union(Protocol::CONFIG);
+/// Time in which a ring that does not rest would answer.
+const REST: Duration = Duration::from_millis(100);
 /// `sizeof(struct virtio_blk_config)` there.
 const CONFIG_LEN: usize = 60;
 
@@ -208,7 +219,10 @@ fn a_disk() {
     // Paused, a disk completes nothing.
     vmm.enable(false);
     let request = Request::get_id();
+    let used = vmm.machine.queues[0].used_idx();
     vmm.machine.submit(0, &request);
+    thread::sleep(REST);
+    assert_eq!(vmm.machine.queues[0].used_idx(), used);
     vmm.enable(true);
     assert_eq!(vmm.machine.outcome(0, &request).status, blk::S_OK);
     // Memory that is plugged: a request in it.
@@ -295,6 +309,33 @@ fn a_disk_that_migrates() {
     drop(vmm);
     check_log(&destination.stop().unwrap().1).unwrap();
     served.end_without_warnings().unwrap();
+}
+
+/// The reply to SET_LOG_BASE is a number for the versions before DEVICE_STATE, and a description of the log
+/// since then. Another length, or a refusal that looks like a success, is fatal to each.
+#[test]
+fn a_log_for_each_version() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    let log = Bitmap::new(PAGE).unwrap();
+    let (mmap_size, mmap_offset) = log.extent();
+    for features in [ProtocolFeatures::empty(), ProtocolFeatures::DEVICE_STATE] {
+        let mut vu = kickless_vhost_user::Frontend::new(UnixStream::connect(served.socket()).unwrap());
+        let mut call = |message: Message| vu.call(&message, true, &Wait::FOREVER.at_most(LIMIT)).unwrap();
+        let features = features | ProtocolFeatures::REPLY_ACK | ProtocolFeatures::LOG_SHMFD;
+        call(Message::SetProtocolFeatures(features));
+        let done = call(log.message().unwrap());
+        let refused = call(Message::SetLogBase(LogBase::Shared { mmap_size: 0, mmap_offset, fd: None }));
+        if features.contains(ProtocolFeatures::DEVICE_STATE) {
+            assert!(
+                matches!(done, Some(Reply::Log { mmap_size: size, .. }) if size == mmap_size),
+                "{done:?}"
+            );
+            assert!(matches!(refused, Some(Reply::Log { mmap_size: 0, .. })), "{refused:?}");
+        } else {
+            assert!(matches!(done, Some(Reply::U64(0))), "{done:?}");
+            assert!(matches!(refused, Some(Reply::U64(1))), "{refused:?}");
+        }
+    }
 }
 
 /// A card that returns its frames.

@@ -110,23 +110,25 @@ fn check(head: &[u8]) -> Result<(bool, Exposition), Refusal> {
 }
 
 /// Returns the format for a client with these lines of a head. OpenMetrics is for those that name it, and
-/// have not excluded it. All others read Prometheus text.
+/// want it as much as plain text. All others read Prometheus text.
 fn accepted<'h>(lines: impl Iterator<Item = &'h [u8]>) -> Exposition {
     let accepts = lines.filter_map(|line| {
         let (name, value) = str::from_utf8(line).ok()?.split_once(':')?;
         name.eq_ignore_ascii_case("accept").then_some(value)
     });
-    let wants = |range: &str| {
-        let mut parts = range.split(';').map(str::trim);
-        let names =
-            parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
-        names && !parts.any(|part| part.strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0)))
-    };
-    if accepts.flat_map(|value| value.split(',')).any(wants) {
-        Exposition::OpenMetrics
-    } else {
-        Exposition::Prometheus
+    let (mut open, mut plain) = (0.0_f32, 0.0_f32);
+    for range in accepts.flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(|part| part.trim().to_ascii_lowercase());
+        let kind = parts.next().unwrap_or_default();
+        let quality =
+            parts.find_map(|part| Some(part.strip_prefix("q=")?.parse().unwrap_or(0.0))).unwrap_or(1.0);
+        match &*kind {
+            "application/openmetrics-text" => open = open.max(quality),
+            "text/plain" => plain = plain.max(quality),
+            _ => {}
+        }
     }
+    if open > 0.0 && open >= plain { Exposition::OpenMetrics } else { Exposition::Prometheus }
 }
 
 /// Reads the head of a request. Returns `None` if the client does not send a whole one.
@@ -233,6 +235,7 @@ mod tests {
             ("accept:application/openmetrics-text", Exposition::OpenMetrics),
             (&format!("Accept: {prometheus}"), Exposition::OpenMetrics),
             ("Accept: text/plain, application/openmetrics-text; q=0", Exposition::Prometheus),
+            ("Accept: text/plain;q=0.6, application/openmetrics-text;q=0.5", Exposition::Prometheus),
             ("X: application/openmetrics-text", Exposition::Prometheus),
         ] {
             let head = format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{accept}\r");
