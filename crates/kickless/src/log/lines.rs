@@ -275,7 +275,16 @@ fn write_escaped(text: &str, is_special: impl Fn(char) -> bool, to: &mut Writer<
 
 /// Writes a string of JSON.
 fn write_json(text: &str, to: &mut Writer<'_>) -> fmt::Result {
-    let text = match text.char_indices().find(|(at, _)| *at >= VALUE_BYTES_MAX) {
+    let mut bytes = 0;
+    let mut is_cut = |c: char| {
+        bytes += match c {
+            '"' | '\\' => 2,
+            c if c.is_control() => 6,
+            c => c.len_utf8(),
+        };
+        bytes > VALUE_BYTES_MAX
+    };
+    let text = match text.char_indices().find(|(_, c)| is_cut(*c)) {
         Some((at, _)) => format!("{}...", &text[..at]),
         None => text.to_owned(),
     };
