@@ -108,7 +108,7 @@ fn truncated_memory_breaks_only_its_device(engine: &str) {
         let said: Vec<_> = log.iter().filter(|line| line.contains(" ERROR ")).collect();
         let ours = |line: &&&String| {
             line.contains("is damaged: its file was truncated")
-                && line.contains(&format!("name={cut_device}"))
+                && line.contains(&format!("device={cut_device}"))
         };
         assert_eq!(said.iter().filter(ours).count(), 2 * NEW_ENDS.len(), "one line each time: {said:#?}");
         assert_eq!(said.len(), 2 * NEW_ENDS.len(), "{said:#?}");

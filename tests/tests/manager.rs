@@ -183,9 +183,8 @@ fn a_reload_is_an_upgrade() {
                 let lines = log.wait_for_end(LIMIT).unwrap();
                 check_sandbox(&lines).unwrap();
                 assert!(lines.iter().any(|line| line.contains("handed over devices=2")), "{lines:?}");
-                // The file was read when the command returned.
-                let lines = next.lines();
-                assert!(lines.iter().any(|line| line.contains("was read again")), "{lines:?}");
+                let read = |line: &str| line.contains("was read again").then_some(());
+                next.wait_for("that the file was read", LIMIT, read).unwrap();
                 log = next;
             }
         });

@@ -238,7 +238,7 @@ fn a_front_end_that_sends_rubbish_harms_its_own_device_only() {
     let (status, log) = daemon.stop().unwrap();
     assert_eq!(status.code(), Some(0));
     for name in ["memory", "file"] {
-        let dropped = |line: &&String| line.contains(&format!("{{name={name}}}")) && line.contains("WARN");
+        let dropped = |line: &&String| line.contains(&format!("device={name}")) && line.contains("WARN");
         assert_eq!(log.iter().find(dropped), None);
         assert_eq!(counted(&log, "summary", name, "requests"), 12 * BLOCKS + THREADS);
     }

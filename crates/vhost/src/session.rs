@@ -169,7 +169,7 @@ impl Session {
     fn answer(&mut self, received: Received<Message>, stop: BorrowedFd<'_>) -> Result<(), Ended> {
         let (header, expects) = (received.header, received.expects());
         let name = Message::name(received.message.code());
-        debug!(message = ?received.message, "from the front-end");
+        debug!(request = ?received.message, "from the front-end");
         match self.carry_out(received.message, stop) {
             Ok(Some(reply)) => self.backend.reply(&header, &reply, &reply_timeout())?,
             Ok(None) if expects == Expects::Ack && self.acknowledges() => {
@@ -210,7 +210,7 @@ impl Session {
                 hears && self.backend.refuse(header, &reply_timeout())? == AfterRefusal::Continue
             };
         if is_refused {
-            warn!(message = name, error = %why, "message refused");
+            warn!(request = name, error = %why, "message refused");
             return Ok(());
         }
         Err(Ended::Refused { message: name, why: why.to_string() })

@@ -1,5 +1,5 @@
-//! Cloud Hypervisor, `virtio-devices/src/vhost_user`: a disk and a card. The messages are those of its version
-//! 52, and what differs in earlier ones is tested beside them.
+//! Cloud Hypervisor, `virtio-devices/src/vhost_user`: a disk and a card. The messages are those of its
+//! version 52, and what differs in earlier ones is tested beside them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
