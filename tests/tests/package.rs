@@ -55,7 +55,7 @@ fn the_package_upgrades_under_load_and_leaves_nothing() {
         "install 0 active enabled kickless",
         "confined kickless (enforce)",
         "sample 0 []",
-        "configure 0 moved 660 kickless kvm 660 root kvm",
+        "configure 0 moved 660 kickless kvm 660 root kvm 660 root kvm",
         "loads good good active",
         "metrics active 1",
         "upgrade 0 active moved moved active",
@@ -65,6 +65,7 @@ fn the_package_upgrades_under_load_and_leaves_nothing() {
         "restart 0 good good",
         "errors 0",
         "remove 0 inactive inactive inactive inactive 0",
+        "reinstall 0 active active active",
         // Users stay, so that no other user gets files that they own.
         "purge 0 0 2",
         "over",

@@ -24,7 +24,7 @@ const INSTANCE: Entry =
     ("/etc/kickless/NAME.toml", "The devices of kickless@NAME.service, which serves one virtual machine.");
 const CONTROL: Entry = ("/run/kickless/control.sock", "The control socket of kickless.service.");
 const INSTANCE_CONTROL: Entry =
-    ("/run/kickless/NAME/control.sock", "The control socket of kickless@NAME.service.");
+    ("/run/kickless-machines/NAME/control.sock", "The control socket of kickless@NAME.service.");
 const READ_ONLY: Entry = (
     "/run/kickless-read-only/control.sock",
     "The socket of kickless.service for calls that change nothing. kickless-metrics.service uses it.",
