@@ -5,7 +5,7 @@ use rustix::io::{Errno, read};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::{io, mem, thread};
-use tracing::{Span, warn};
+use tracing::{Span, debug, warn};
 
 /// The longest line. The rest of a longer one is another line.
 const LINE_BYTES_MAX: usize = 1024;
@@ -21,7 +21,10 @@ pub(crate) fn log_errors(program: &'static str, from: Arc<OwnedFd>, span: Span) 
         let (mut lines, mut part) = (Lines::default(), [0; LINE_BYTES_MAX]);
         let say = |line: &[u8]| {
             let line = String::from_utf8_lossy(line);
-            warn!(parent: &span, program, line = &*line, "a line of another program");
+            match is_about_syslog(&line) {
+                true => debug!(parent: &span, program, line = &*line, "a line of another program"),
+                false => warn!(parent: &span, program, line = &*line, "a line of another program"),
+            }
         };
         loop {
             match read(&*from, &mut part) {
@@ -34,6 +37,12 @@ pub(crate) fn log_errors(program: &'static str, from: Arc<OwnedFd>, span: Span) 
         lines.end(say);
     };
     thread::Builder::new().name("errors".into()).spawn(log).map(drop)
+}
+
+/// Returns whether passt says that a message did not reach the system log. Its warnings come here too, so
+/// nothing is lost, and a container has no system log.
+fn is_about_syslog(line: &str) -> bool {
+    line.starts_with("Failed to send ") && line.ends_with(" bytes to syslog")
 }
 
 /// Returns whether this is a pipe.
