@@ -5,7 +5,7 @@ use rustix::io::{Errno, read};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::{io, mem, thread};
-use tracing::{Span, debug, warn};
+use tracing::{Span, info};
 
 /// The longest line. The rest of a longer one is another line.
 const LINE_BYTES_MAX: usize = 1024;
@@ -21,10 +21,8 @@ pub(crate) fn log_errors(program: &'static str, from: Arc<OwnedFd>, span: Span) 
         let (mut lines, mut part) = (Lines::default(), [0; LINE_BYTES_MAX]);
         let say = |line: &[u8]| {
             let line = String::from_utf8_lossy(line);
-            match is_about_syslog(&line) {
-                true => debug!(parent: &span, program, line = &*line, "a line of another program"),
-                false => warn!(parent: &span, program, line = &*line, "a line of another program"),
-            }
+            // The program does not say which of its lines are errors. Most of passt's are not.
+            info!(parent: &span, program, line = &*line, "a line of another program");
         };
         loop {
             match read(&*from, &mut part) {
@@ -37,12 +35,6 @@ pub(crate) fn log_errors(program: &'static str, from: Arc<OwnedFd>, span: Span) 
         lines.end(say);
     };
     thread::Builder::new().name("errors".into()).spawn(log).map(drop)
-}
-
-/// Returns whether passt says that a message did not reach the system log. Its warnings come here too, so
-/// nothing is lost, and a container has no system log.
-fn is_about_syslog(line: &str) -> bool {
-    line.starts_with("Failed to send ") && line.ends_with(" bytes to syslog")
 }
 
 /// Returns whether this is a pipe.
