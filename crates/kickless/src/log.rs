@@ -1,7 +1,7 @@
 //! Writes structured log lines to standard error. A thread that logs never waits for standard error.
 //!
-//! [`lines`] has the formats, and says what nobody can forge in them. [`queue`] explains why threads do not
-//! wait. [`limit`] bounds the lines that a front-end can cause.
+//! [`mod@lines`] has the formats, and says what nobody can forge in them. [`queue`] explains why threads do
+//! not wait. [`limit`] bounds the lines that a front-end can cause.
 
 mod filter;
 mod format;
