@@ -20,5 +20,6 @@ pub mod remote_disks;
 pub mod systemd_machine;
 pub mod transcript;
 pub mod two_processes;
+pub mod unit;
 pub mod verified_load;
 pub mod walk;

@@ -5,9 +5,9 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,71 +16,45 @@ use std::time::{Duration, Instant};
 use kickless_driver::{Disk, Options};
 use kickless_tests::daemon::{check_sandbox, kickless_binary};
 use kickless_tests::hostile_backend::returns_in_time;
-use kickless_tests::manager::{Faults, Manager, wait_for};
+use kickless_tests::manager::{Faults, wait_for};
 use kickless_tests::transcript::Transcript;
+use kickless_tests::unit;
 use kickless_tests::verified_load::{BLOCK, drive_disk};
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, fcntl_lock, mknodat};
 use rustix::process::{Pid, Signal, getpid, kill_process};
-use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const DEPTH: u64 = 16;
 const SERVES: &str = " serving ";
 
-/// A unit: its file, its commands, its manager.
-struct Unit {
-    manager: Manager,
-    dir: TempDir,
+/// A unit with two disks.
+struct Unit(unit::Unit);
+
+impl Deref for Unit {
+    type Target = unit::Unit;
+
+    fn deref(&self) -> &unit::Unit {
+        &self.0
+    }
 }
 
 impl Unit {
     fn new() -> Self {
-        let dir = tempfile::Builder::new().prefix("kickless-unit-").tempdir().unwrap();
-        let unit = Self { manager: Manager::new().unwrap(), dir };
+        let unit = Self(unit::Unit::new(&[]).unwrap());
         unit.write(&[("a", &format!("mem:{}", DEPTH * BLOCK as u64)), ("b", "null:1M")]);
         unit
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
+    /// Writes the configuration file anew, with these names and disks.
     fn write(&self, disks: &[(&str, &str)]) {
-        let device = |(name, disk): &(&str, &str)| {
-            let socket = self.path(&format!("{name}.sock"));
-            format!(
-                "[[device]]\nname = '{name}'\nblk-file = '{disk}'\nsocket-path = '{}'\n",
-                socket.display()
-            )
-        };
-        fs::write(self.path("devices.toml"), disks.iter().map(device).collect::<String>()).unwrap();
-    }
-
-    fn words(&self, more: &[&str]) -> Vec<OsString> {
-        let option = |option: &str, path: PathBuf| format!("--{option}={}", path.display()).into();
-        let mut words = vec![kickless_binary().unwrap().into(), "serve".into()];
-        words.push(option("config", self.path("devices.toml")));
-        words.push(option("control", self.path("control.sock")));
-        words.extend(more.iter().map(OsString::from));
-        words
+        let lines = disks.iter().map(|(name, disk)| (*name, format!("blk-file = '{disk}'")));
+        let lines: Vec<_> = lines.collect();
+        let devices: Vec<_> = lines.iter().map(|(name, lines)| (*name, lines.as_str())).collect();
+        self.0.write(&devices).unwrap();
     }
 
     fn start(&self) -> Transcript {
-        let log = self.manager.start(&self.words(&[])).unwrap();
-        log.wait_for("the line that it serves", LIMIT, |line| line.contains(SERVES).then_some(())).unwrap();
-        log
-    }
-
-    /// The command of `ExecReload=`.
-    fn reload_words(&self) -> Vec<OsString> {
-        let from = format!("--upgrade-from={}", self.path("control.sock").display());
-        self.words(&[&from, "--background"])
-    }
-
-    /// The command of `ExecStop=`.
-    fn store_words(&self) -> Vec<OsString> {
-        let control = format!("--control={}", self.path("control.sock").display());
-        vec![kickless_binary().unwrap().into(), "store".into(), control.into()]
+        self.0.start().unwrap()
     }
 
     /// Ends the main process as `systemctl restart` does, before it starts the next one.
@@ -136,7 +110,7 @@ impl Unit {
                 let line = fs::read_to_string(entry.path().join("cmdline")).ok()?;
                 let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
                 let parent: i32 = stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
-                let is_one = line.contains(self.dir.path().to_str()?) && line.contains(from.to_str()?);
+                let is_one = line.contains(self.dir().to_str()?) && line.contains(from.to_str()?);
                 let is_child = parent == getpid().as_raw_nonzero().get() && pid as u32 != command;
                 Pid::from_raw(pid).filter(|_| is_one && is_child)
             };

@@ -4,7 +4,6 @@
 #![allow(clippy::print_stderr, reason = "a program of its own")]
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,11 +15,10 @@ use anyhow::{Context, Result, bail, ensure};
 use kickless_driver::{Card, CardOptions, Disk, Options, Outgoing, Queue, QueuePair, Request};
 use kickless_testing::in_network_namespace;
 use kickless_tests::arp;
-use kickless_tests::daemon::{Daemon, kickless_binary};
-use kickless_tests::manager::Manager;
+use kickless_tests::daemon::Daemon;
 use kickless_tests::transcript::Transcript;
+use kickless_tests::unit::Unit;
 use rustix::process::Signal;
-use tempfile::TempDir;
 
 /// The time between two looks at all rings. A gap is exact to about this time.
 const LOOK: Duration = Duration::from_micros(100);
@@ -110,7 +108,7 @@ fn measure(of: &str, devices: usize, upgrades: u32, restarts: bool) -> Result<()
     let served: Vec<(&str, &str)> =
         names.iter().zip(&lines).map(|(name, lines)| (name.as_str(), lines.as_str())).collect();
     let mut served = if restarts {
-        Served::Unit(Unit::start(&served)?)
+        Served::Unit(Restarted::start(&served)?)
     } else {
         Served::Daemon(Daemon::serve_with(&["--control"], "", &served)?)
     };
@@ -144,21 +142,21 @@ enum Served {
     /// An upgrade hands it over.
     Daemon(Daemon),
     /// A restart of its unit hands it over, through the descriptor store.
-    Unit(Unit),
+    Unit(Restarted),
 }
 
 impl Served {
     fn socket_of(&self, name: &str) -> PathBuf {
         match self {
             Self::Daemon(daemon) => daemon.socket_of(name),
-            Self::Unit(unit) => unit.path(&format!("{name}.sock")),
+            Self::Unit(of) => of.unit.path(&format!("{name}.sock")),
         }
     }
 
     fn pid(&self) -> Result<u32> {
         match self {
             Self::Daemon(daemon) => Ok(daemon.pid()),
-            Self::Unit(unit) => Ok(unit.manager.main_pid()?.as_raw_nonzero().get() as u32),
+            Self::Unit(of) => Ok(of.unit.manager.main_pid()?.as_raw_nonzero().get() as u32),
         }
     }
 
@@ -166,7 +164,7 @@ impl Served {
     fn pass_on(&mut self) -> Result<()> {
         match self {
             Self::Daemon(daemon) => daemon.upgrade().map(drop),
-            Self::Unit(unit) => unit.restart(),
+            Self::Unit(of) => of.restart(),
         }
     }
 
@@ -174,7 +172,7 @@ impl Served {
     fn stall_ms(&self) -> Result<f64> {
         match self {
             Self::Daemon(daemon) => daemon.stall_ms(),
-            Self::Unit(unit) => Ok(unit.stall_ms),
+            Self::Unit(of) => Ok(of.stall_ms),
         }
     }
 
@@ -184,58 +182,38 @@ impl Served {
                 let (status, log) = daemon.stop()?;
                 ensure!(status.success(), "the daemon ended, {status}: {}", log.join("\n"));
             }
-            Self::Unit(unit) => {
-                let status = unit.manager.end_main(Signal::TERM)?;
-                ensure!(status.exit_status() == Some(0), "the daemon ended: {:?}", unit.log.lines());
+            Self::Unit(of) => {
+                let status = of.unit.manager.end_main(Signal::TERM)?;
+                ensure!(status.exit_status() == Some(0), "the daemon ended: {:?}", of.log.lines());
             }
         }
         Ok(())
     }
 }
 
-/// A unit of a small service manager.
-struct Unit {
-    manager: Manager,
+/// A unit of a small service manager, and its main process.
+struct Restarted {
+    unit: Unit,
     log: Transcript,
     stall_ms: f64,
-    dir: TempDir,
 }
 
-impl Unit {
+impl Restarted {
     /// Starts a unit with these devices, which have a name and the lines of their configuration.
     fn start(devices: &[(&str, &str)]) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("kickless-unit-").tempdir()?;
-        let device = |(name, lines): &(&str, &str)| {
-            let socket = dir.path().join(format!("{name}.sock"));
-            format!("[[device]]\nname = '{name}'\nsocket-path = '{}'\n{lines}\n", socket.display())
-        };
-        fs::write(dir.path().join("devices.toml"), devices.iter().map(device).collect::<String>())?;
-        let manager = Manager::new()?;
-        let log = manager.start(&Self::words(dir.path())?)?;
-        log.wait_for("the line that it serves", LIMIT, |line| line.contains(" serving ").then_some(()))?;
-        Ok(Self { manager, log, stall_ms: 0.0, dir })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Returns the command line of the daemon.
-    fn words(dir: &Path) -> Result<Vec<OsString>> {
-        let option = |option: &str, name: &str| format!("--{option}={}", dir.join(name).display()).into();
-        let program = kickless_binary()?.into();
-        Ok(vec![program, "serve".into(), option("config", "devices.toml"), option("control", "control.sock")])
+        let unit = Unit::new(devices)?;
+        let log = unit.start()?;
+        Ok(Self { unit, log, stall_ms: 0.0 })
     }
 
     /// Does what `systemctl restart` does: runs the stop of the unit, waits for the process, and starts the
     /// next one.
     fn restart(&mut self) -> Result<()> {
-        let control = format!("--control={}", self.path("control.sock").display());
-        let (status, said) =
-            self.manager.run(&[kickless_binary()?.into(), "store".into(), control.into()])?;
+        let manager = &self.unit.manager;
+        let (status, said) = manager.run(&self.unit.store_words())?;
         ensure!(status.success(), "the store failed: {:?}", said.wait_for_end(LIMIT)?);
-        self.manager.wait_for_main()?;
-        self.log = self.manager.start(&Self::words(self.dir.path())?)?;
+        manager.wait_for_main()?;
+        self.log = manager.start(&self.unit.words(&[]))?;
         let taken = |line: &str| {
             let (_, after) = line.split_once("took over from the store")?;
             after.split_whitespace().find_map(|word| word.strip_prefix("stall_ms=")?.parse().ok())
