@@ -68,7 +68,7 @@ fn main() -> ExitCode {
             Ok(None) => {}
             Ok(Some(status)) => return status,
             Err(error) => {
-                log::print_sentence(&kickless_daemon::sentence(&*error));
+                log::print_sentence(&sentence(&*error));
                 return ExitCode::FAILURE;
             }
         }
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Invocation::Run { log_level, work, .. } => run(&log_level, work),
     };
     if let Err(error) = &outcome {
-        background::fail(&kickless_daemon::sentence(&**error));
+        background::fail(&sentence(&**error));
     }
     log::end();
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -345,13 +345,15 @@ impl Events {
         let was_taken = || reload.is_some() && registry.list().into_iter().all(is_removed);
         let goes_on = || *outlives_devices || was_taken();
         while !registry.is_idle() || !is_stopping && goes_on() {
-            // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
             if let Some(watchdog) = &mut watchdog
                 && watchdog.look(Instant::now(), || self.ask_threads(pool))
             {
                 state.feed();
             }
-            state.set_status(status(registry));
+            if state.is_watched() {
+                state.set_status(status(registry));
+            }
+            // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
             let due: Vec<Waker> =
                 registry.devices().filter_map(|device| device.device().refresh_due()).collect();
             // These two descriptors stay readable, so watch them only until they were readable once.

@@ -34,14 +34,13 @@ pub(super) struct Words {
 /// # Errors
 /// The words are no call. The error is one sentence.
 pub(super) fn read(word: &str, rest: &[String], control: &Path) -> Result<Words> {
-    let document = document()?;
     let short = SHORT.iter().find(|(short, _)| *short == word).map(|(_, method)| *method);
     let Some(method) = short else {
         ensure!(word.contains('.'), "{}", unknown(word));
         let params = match rest {
             // A key begins with a letter.
             [text] if !text.starts_with(|first: char| first.is_ascii_alphabetic()) => object(text)?,
-            keys => given(&document, word, keys)?,
+            keys => given(word, keys)?,
         };
         return Ok(Words { method: word.to_owned(), params, is_short: false });
     };
@@ -51,7 +50,7 @@ pub(super) fn read(word: &str, rest: &[String], control: &Path) -> Result<Words>
     }
     let (name, keys) = rest.split_first().with_context(|| format!("write the name: ctl {word} NAME"))?;
     ensure!(!name.contains(['=', '{']), "write the name of the device first: ctl {word} NAME");
-    let mut params = given(&document, method, keys)?;
+    let mut params = given(method, keys)?;
     params.insert("name".into(), name.as_str().into());
     if method == "device.add" && !params.contains_key("socket-path") {
         let socket = control.with_file_name(format!("{name}.sock"));
@@ -71,11 +70,15 @@ fn object(text: &str) -> Result<Map<String, Value>> {
 }
 
 /// Reads parameters that are written as `KEY=VALUE`. An empty value stands for `null`.
-fn given(document: &Value, method: &str, words: &[String]) -> Result<Map<String, Value>> {
+fn given(method: &str, words: &[String]) -> Result<Map<String, Value>> {
     let mut params = Map::new();
+    if words.is_empty() {
+        return Ok(params);
+    }
+    let document = document()?;
     for word in words {
         let (key, text) = word.split_once('=').with_context(|| format!("{word}: write KEY=VALUE"))?;
-        let value = match kind(document, method, key) {
+        let value = match kind(&document, method, key) {
             _ if text.is_empty() => Value::Null,
             Some("integer") => {
                 let number: u64 =
