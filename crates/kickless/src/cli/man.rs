@@ -59,7 +59,7 @@ const SECTIONS: &[(&str, Sections)] = &[
         Sections {
             examples: &[
                 ("Serve the devices of a file:", "kickless serve --config=/etc/kickless/devices.toml"),
-                ("Show the devices of the running daemon:", "kickless ctl device.list"),
+                ("Show the devices of the running daemon:", "kickless ctl list"),
             ],
             files: &[CONFIG, INSTANCE, CONTROL, INSTANCE_CONTROL, READ_ONLY],
             statuses: ENDS,
@@ -90,13 +90,13 @@ const SECTIONS: &[(&str, Sections)] = &[
         "kickless-ctl",
         Sections {
             examples: &[
-                ("Show all devices:", "kickless ctl device.list"),
+                ("Show all devices:", "kickless ctl list"),
                 (
-                    "Add a disk:",
-                    "kickless ctl device.add \
-                     '{\"name\": \"web\", \"socket-path\": \"/run/kickless/web.sock\", \"blk-file\": \"/srv/web.img\"}'",
+                    "Add a disk, with the socket web.sock beside the control socket:",
+                    "kickless ctl add web blk-file=/srv/web.img",
                 ),
-                ("Limit it:", "kickless ctl device.set '{\"name\": \"web\", \"iops\": 5000}'"),
+                ("Limit it:", "kickless ctl set web iops=5000 bps=100M"),
+                ("Show all words and calls:", "kickless ctl help"),
                 ("Keep what was changed:", "kickless ctl config.save --output=/etc/kickless/devices.toml"),
             ],
             files: &[CONTROL, INSTANCE_CONTROL, READ_ONLY],
