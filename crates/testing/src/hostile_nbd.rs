@@ -1,7 +1,7 @@
 //! Runs an NBD server that sends the bytes that a test chooses. The numbers are from
 //! <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -112,16 +112,21 @@ pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
 }
 
 /// Reads the client's part of the handshake, up to its choice of an export.
-pub fn read_handshake(stream: &mut UnixStream) {
+pub fn read_handshake(stream: &mut UnixStream) -> io::Result<()> {
     // The client sends flags, one option without data, and one option with an empty name and a request for
     // block sizes.
-    stream.read_exact(&mut [0; 4 + 16 + 16 + 8]).unwrap();
+    stream.read_exact(&mut [0; 4 + 16 + 16 + 8])
 }
 
 /// Sends a handshake and reads the client's part.
 pub fn greet(stream: &mut UnixStream, hello: &[u8]) {
-    stream.write_all(hello).unwrap();
-    read_handshake(stream);
+    try_greet(stream, hello).unwrap();
+}
+
+/// Does the same with a client that may give the connection up meanwhile, such as one that is reloaded.
+pub fn try_greet(stream: &mut UnixStream, hello: &[u8]) -> io::Result<()> {
+    stream.write_all(hello)?;
+    read_handshake(stream)
 }
 
 /// Returns a chunk of a structured reply.

@@ -2,13 +2,12 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use kickless_spec::blk::{self, Segment};
 use kickless_spec::ring::DESC_F_INDIRECT;
-use kickless_testing::hostile_nbd::{HostileNbd, hello_of, read_request};
+use kickless_testing::hostile_nbd::{EXPORT_FLAGS, HostileNbd, hello_of, read_request, try_greet};
 use kickless_vhost_user::FrontendMessage as Message;
 use rustix::fs::{OFlags, fcntl_setfl};
 use zerocopy::IntoBytes;
@@ -123,20 +122,13 @@ const INDIRECT: Shape = Shape { indirect: true, ..DIRECT };
 /// Starts a server that takes requests and answers none, and connects a disk to it.
 fn hanging_disk(site: &mut Site) -> Result<Devices> {
     let server = HostileNbd::start(usize::MAX, |_, stream| {
-        if greet(stream).is_ok() {
+        if try_greet(stream, &hello_of(false, 1 << 30, EXPORT_FLAGS)).is_ok() {
             while read_request(stream).is_some() {}
         }
     });
     let uri = server.export("", 1);
     site.keep(server);
     Ok(device("attacker", format!("blk-file = '{uri}'\nnum-queues = 250")))
-}
-
-/// Answers the handshake. The client may close the connection at any time.
-fn greet(stream: &mut UnixStream) -> std::io::Result<()> {
-    use std::io::{Read, Write};
-    stream.write_all(&hello_of(false, 1 << 30, kickless_testing::hostile_nbd::EXPORT_FLAGS))?;
-    stream.read_exact(&mut [0; 4 + 16 + 16 + 8])
 }
 
 fn file_disk(site: &mut Site, rules: &str) -> Result<Devices> {
