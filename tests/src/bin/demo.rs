@@ -24,6 +24,11 @@ const DEPTH: u32 = 32;
 /// How long iperf3 runs.
 const IPERF_SECONDS: u32 = 5;
 
+const NEXT: &str = "next, try:
+  make demo-migrate       a guest moves to another QEMU and another kickless while it works
+  make demo-upgrade       a new kickless takes a working guest over
+  docs/install.md         a disk and a card for a guest of your own";
+
 fn main() -> ExitCode {
     match demonstrate() {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,6 +71,7 @@ fn demonstrate() -> Result<()> {
     ensure!(results.get("checksum.before") == results.get("checksum.after"), "the files differ");
     println!("{}", notifications(say)?);
     println!("{}", cards(say)?);
+    println!("{NEXT}");
     Ok(())
 }
 
