@@ -1,11 +1,12 @@
 //! Executes calls on a daemon.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kickless_daemon::{
     AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PollingConfig,
-    PoolConfig, Registry, Reloaded, UsedDevices, sentence, values,
+    Registry, Reloaded, SavedTable, UsedDevices, sentence, values,
 };
 use kickless_opener::{Descriptors, NoDescriptor, Peer};
 use serde::Serialize;
@@ -57,9 +58,11 @@ pub struct Daemon {
 
 /// The contents of a configuration file.
 #[derive(Serialize)]
-struct Saved<'a> {
-    pool: &'a PoolConfig,
-    device: Vec<&'a DeviceConfig>,
+struct Saved {
+    #[serde(skip_serializing_if = "SavedTable::is_empty")]
+    pool: SavedTable,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    device: Vec<SavedTable>,
 }
 
 impl Daemon {
@@ -221,7 +224,6 @@ impl Daemon {
     }
 
     fn saved(&self) -> Result<Value, RpcError> {
-        let pool = self.registry.pool_config();
         let devices = self.registry.list();
         let kept = || devices.iter().filter(|status| status.state != DeviceState::Removing);
         let inherited: Vec<&str> =
@@ -232,10 +234,15 @@ impl Daemon {
                 "a file cannot describe devices that were added by descriptors: {names}"
             )));
         }
-        let saved = Saved { pool: &pool, device: kept().map(|status| &status.config).collect() };
-        let toml = toml::to_string(&saved);
-        let toml =
-            toml.map_err(|error| RpcError::failed(format!("it cannot be written as TOML: {error}")))?;
+        let unwritable = |error: &dyn Display| RpcError::failed(format!("it cannot be written: {error}"));
+        let device = kept().map(|status| self.registry.kinds().save(&status.config));
+        let saved = self
+            .registry
+            .pool_config()
+            .save()
+            .and_then(|pool| Ok(Saved { pool, device: device.collect::<Result<_, _>>()? }));
+        let toml = toml::to_string(&saved.map_err(|error| unwritable(&error))?);
+        let toml = toml.map_err(|error| unwritable(&error))?;
         Ok(json!({ "toml": toml }))
     }
 }

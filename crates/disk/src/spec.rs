@@ -10,7 +10,7 @@ pub(crate) mod rbd_name;
 
 use crate::{BadRbdName, BadRule, BadUri, FaultRules, NbdUri, RbdName, SECTOR};
 use kickless_opener::{Target, descriptor_name};
-use kickless_values::parse_size;
+use kickless_values::{format_size, parse_size};
 use nbd_uri::Server;
 use std::ffi::OsStr;
 use std::fmt;
@@ -220,8 +220,8 @@ impl fmt::Display for DiskSpec {
                 let reads_otherwise = !matches!(Self::parse(path.as_os_str()), Ok(Self::File(_)));
                 write!(f, "{}{}", if reads_otherwise { "./" } else { "" }, path.display())
             }
-            Self::Null(bytes) => write!(f, "null:{bytes}"),
-            Self::Memory(bytes) => write!(f, "mem:{bytes}"),
+            Self::Null(bytes) => write!(f, "null:{}", format_size(*bytes)),
+            Self::Memory(bytes) => write!(f, "mem:{}", format_size(*bytes)),
             Self::Qcow2(path) => write!(f, "qcow2:{}", path.display()),
             Self::Nbd(uri) => uri.fmt(f),
             Self::Rbd(name) => name.fmt(f),
@@ -243,7 +243,7 @@ mod tests {
     fn kinds() {
         assert_eq!(parsed("null:1G"), DiskSpec::Null(1 << 30));
         assert_eq!(parsed("mem:1.5k"), DiskSpec::Memory(1536));
-        assert_eq!(parsed("null:1G").to_string(), "null:1073741824");
+        assert_eq!(parsed("null:1G").to_string(), "null:1G");
         for text in ["/srv/a.img", "./null:1G", "nbd:host", "qcow2/a", "rbd/a", "file:a", "memory:1G"] {
             assert_eq!(parsed(text), DiskSpec::File(text.into()));
             assert_eq!(parsed(text).to_string(), text);
@@ -253,7 +253,7 @@ mod tests {
             faulty,
             DiskSpec::Fault("seed=7,eio@read+1%".parse().unwrap(), Box::new(DiskSpec::Null(1 << 30)))
         );
-        assert_eq!(faulty.to_string(), "fault:eio@1%+read,seed=7:null:1073741824");
+        assert_eq!(faulty.to_string(), "fault:eio@1%+read,seed=7:null:1G");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod control;
 
+use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -25,10 +26,7 @@ fn devices_come_and_go() {
     assert!(refused.starts_with("name: there is a device a already"), "{refused}");
     assert_eq!(call(&mut client, "device.list", json!({})), Ok(json!([{ "name": "a", "state": "free" }])));
     let shown = call(&mut client, "device.get", json!({ "name": "a" })).unwrap();
-    assert_eq!(
-        (&shown["config"]["blk-file"], &shown["config"]["kind"]),
-        (&json!("mem:1048576"), &json!("blk"))
-    );
+    assert_eq!((&shown["config"]["blk-file"], &shown["config"]["kind"]), (&json!("mem:1M"), &json!("blk")));
     let refused = call(&mut client, "device.get", json!({ "name": "b" })).unwrap_err();
     assert!(refused.contains("no device b"), "{refused}");
     let removed = call(&mut client, "device.remove", json!({ "name": "a" }));
@@ -130,6 +128,42 @@ fn a_saved_configuration_describes_the_daemon() {
         assert_eq!(call(&mut client, "device.add", again), Ok(json!({ "added": false })), "{name}");
     }
     assert_eq!(devices.len(), 2);
+}
+
+/// Defaults are left out, and sizes have units.
+#[test]
+fn a_saved_configuration_is_what_a_person_would_write() {
+    let rig = Rig::new();
+    let mut client = rig.client();
+    let mut saved =
+        || call(&mut client, "config.save", json!({})).unwrap()["toml"].as_str().unwrap().to_owned();
+    assert_eq!(saved(), "");
+    let (socket, image) = (rig.path("a"), rig.path("image"));
+    File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+    let config = json!({
+        "name": "a", "socket-path": &socket, "blk-file": &image, "cache": "none", "weight": 1, "num-queues": 2,
+        "bps": "104857600", "cache-size": "4096K", "iops": 5000, "read-only": true, "kind": "blk",
+    });
+    call(&mut rig.client(), "device.add", config).unwrap();
+    call(&mut rig.client(), "pool.set", json!({ "poll": "never" })).unwrap();
+    let expected = format!(
+        "[pool]
+poll = \"never\"
+
+[[device]]
+name = \"a\"
+socket-path = \"{}\"
+blk-file = \"{}\"
+read-only = true
+num-queues = 2
+cache-size = \"4M\"
+iops = 5000
+bps = \"100M\"
+",
+        socket.display(),
+        image.display()
+    );
+    assert_eq!(saved(), expected);
 }
 
 #[test]

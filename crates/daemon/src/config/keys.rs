@@ -71,6 +71,11 @@ impl Key {
         alone.try_get_matches_from(argument).map(|_| ()).map_err(|error| why(&error))
     }
 
+    /// Returns whether the value is a number of bytes, which may have a unit.
+    pub(crate) fn is_size(&self) -> bool {
+        self.0.get_value_parser().type_id() == TypeId::of::<u64>()
+    }
+
     /// Returns the argument of a command line that sets the option to this value. `None` for a flag that is
     /// not set.
     fn argument(&self, value: &Value) -> Result<Option<String>, String> {
