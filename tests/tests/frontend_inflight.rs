@@ -555,15 +555,38 @@ fn invalid_buffers_are_refused() {
     machine.write(0, 8, &pattern(1, LEN)).unwrap();
     machine.stop().unwrap();
     drop(machine);
-    // A ring that has no room in the buffer does not start.
-    for (queues, size) in [(1, 32), (2, 16)] {
-        let mut machine = Machine::prepare(served.socket(), &SHAPE).unwrap();
-        let kept = machine.frontend.get_inflight(queues, size).unwrap().unwrap();
-        machine.frontend.set_inflight(&kept).unwrap();
-        assert!(machine.resume().is_err(), "{queues} {size}");
-    }
+    // A ring that the buffer does not have does not start.
+    let mut machine = Machine::prepare(served.socket(), &SHAPE).unwrap();
+    let kept = machine.frontend.get_inflight(1, 32).unwrap().unwrap();
+    machine.frontend.set_inflight(&kept).unwrap();
+    assert!(machine.resume().is_err());
+    drop(machine);
     served.check_next_frontend().unwrap();
     served.end().unwrap();
+}
+
+/// A guest of QEMU's virtio-mmio can choose larger rings than those for which QEMU makes the buffer.
+#[test]
+fn a_ring_that_is_larger_than_the_buffer_goes_on_without_it() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    for (size, has_room) in [(SHAPE.size / 2, false), (SHAPE.size * 2, true)] {
+        let mut machine = Machine::prepare(served.socket(), &SHAPE).unwrap();
+        let kept = machine.frontend.get_inflight(SHAPE.queues, size).unwrap().unwrap();
+        machine.frontend.set_inflight(&kept).unwrap();
+        machine.resume().unwrap();
+        for queue in 0..SHAPE.queues {
+            machine.write(queue.into(), 8 * u64::from(queue), &pattern(1, LEN)).unwrap();
+        }
+        machine.stop().unwrap();
+        // The device has written something into it.
+        let mut bytes = vec![0; kept.described.mmap_size as usize];
+        kept.file().unwrap().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes.iter().any(|byte| *byte != 0), has_room, "{size}");
+    }
+    served.check_next_frontend().unwrap();
+    let log = served.end().unwrap();
+    let warnings = log.iter().filter(|line| line.contains("give the hypervisor's device queue-size=32"));
+    assert_eq!(warnings.count(), usize::from(SHAPE.queues), "{log:#?}");
 }
 
 /// A status byte that the device never wrote keeps its value.

@@ -22,7 +22,7 @@ use std::io;
 use std::iter::zip;
 use std::ops::Range;
 use std::sync::Arc;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 /// A ring. The session keeps duplicates of the running task's descriptors, because the ring can stop and
 /// start again without new ones.
@@ -239,6 +239,25 @@ impl Rings {
         Ok(())
     }
 
+    /// Returns the in-flight buffer for a ring of this size.
+    ///
+    /// A guest of QEMU's virtio-mmio chooses the size up to 1024, while QEMU makes the buffer for the property
+    /// `queue-size`. Such a ring goes on without a buffer.
+    fn inflight_of(&self, index: u16, size: u16) -> Option<&Inflight> {
+        let inflight = self.inflight.as_ref()?;
+        let has_room = inflight.has_room(size);
+        if !has_room {
+            warn!(
+                ring = index,
+                size,
+                room = inflight.queue_size(),
+                "the ring is larger than the hypervisor's in-flight buffer has room for, so it goes on without: its requests \
+                 in flight are lost if this process is killed; give the hypervisor's device queue-size={size}"
+            );
+        }
+        Some(inflight).filter(|_| has_room)
+    }
+
     /// Returns the parts of a ring that is set up.
     fn vring_parts(
         &self,
@@ -247,8 +266,8 @@ impl Rings {
         areas: Areas,
         view: &Arc<View>,
     ) -> Result<VringParts, RequestError> {
-        let inflight =
-            self.inflight.as_ref().map(|inflight| inflight.records(index, &options)).transpose()?;
+        let inflight = self.inflight_of(index, options.size());
+        let records = inflight.map(|inflight| inflight.records(index, &options)).transpose()?;
         let ring = &self.rings[usize::from(index)];
         let clone = |fd: &Option<Call>| {
             fd.as_ref().map(Call::try_clone).transpose().map_err(RequestError::Descriptor)
@@ -261,7 +280,7 @@ impl Rings {
             next_avail: ring.setup.next_avail(options.is_packed()),
             is_unconfirmed: ring.setup.is_unconfirmed(options.is_packed()),
             unpublished: ring.setup.unpublished.clone(),
-            inflight,
+            inflight: records,
             view: view.clone(),
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(RequestError::Descriptor)?,
             call: clone(&ring.call)?,
