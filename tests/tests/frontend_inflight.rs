@@ -575,7 +575,7 @@ fn a_ring_that_is_larger_than_the_buffer_goes_on_without_it() {
         machine.frontend.set_inflight(&kept).unwrap();
         machine.resume().unwrap();
         for queue in 0..SHAPE.queues {
-            machine.write(queue.into(), 8 * u64::from(queue), &pattern(1, LEN)).unwrap();
+            machine.write(queue, 8 * u64::from(queue), &pattern(1, LEN)).unwrap();
         }
         machine.stop().unwrap();
         // The device has written something into it.

@@ -23,6 +23,8 @@ const CARDS: usize = 3;
 const WORKERS: usize = 3;
 /// The bursts of each card. `MOVE_ROUNDS` sets another number.
 const ROUNDS: u32 = 20;
+/// The bursts after which something that has not happened will not.
+const ROUNDS_MAX: u32 = 1_000_000;
 const HEADER: usize = size_of::<Header>();
 
 /// Returns the frame with this number from one card to another, behind its header.
@@ -67,6 +69,11 @@ impl Lan {
             }
         }
         self.rings[from][1].kick();
+    }
+
+    /// Adds up a counter of the cards.
+    fn sum(&self, name: &str) -> u64 {
+        self.cards.iter().map(|card| counter(card, name)).sum()
     }
 
     /// Parks the rings of a card, and lets them go on after the answers.
@@ -118,7 +125,12 @@ fn frames_pass_while_tasks_move_and_are_parked() {
                         thread::sleep(Duration::from_micros(random.below(2000)));
                     }
                 });
-                for round in 0..rounds {
+                // A receiver that sleeps takes nothing directly. On a busy machine, one that polls may also
+                // be late each time.
+                let is_due = |lan: &Lan| poll == Poll::Always && lan.sum("sent_directly") == 0;
+                let mut round = 0;
+                while round < rounds || (round < ROUNDS_MAX && is_due(&lan)) {
+                    round += 1;
                     for from in 0..CARDS {
                         lan.send(from, &mut random);
                     }
@@ -139,11 +151,10 @@ fn frames_pass_while_tasks_move_and_are_parked() {
             });
             let moves: u64 = lan.rings.iter().flatten().map(|ring| ring.guest.counters.moves.get()).sum();
             let sums = ["sent_directly", "sent_frames", "dropped_late", "sent_unforwarded"]
-                .map(|name| lan.cards.iter().map(|card| counter(card, name)).sum::<u64>());
+                .map(|name| lan.sum(name));
             let sent: u32 = lan.sent.iter().flatten().sum();
             println!("{poll:?}: {moves} moves, {sums:?}");
             assert!(moves > 0 && sums[0] < sums[1], "{moves} {sums:?}");
-            // A receiver that sleeps takes nothing directly.
             assert!(poll != Poll::Always || sums[0] > 0, "{sums:?}");
             assert_eq!(sums[1..], [u64::from(sent), 0, 0]);
         }

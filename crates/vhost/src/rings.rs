@@ -241,8 +241,8 @@ impl Rings {
 
     /// Returns the in-flight buffer for a ring of this size.
     ///
-    /// A guest of QEMU's virtio-mmio chooses the size up to 1024, while QEMU makes the buffer for the property
-    /// `queue-size`. Such a ring goes on without a buffer.
+    /// With QEMU's virtio-mmio, a guest chooses sizes up to 1024, and QEMU makes the buffer for the property
+    /// `queue-size`. A larger ring goes on without a buffer.
     fn inflight_of(&self, index: u16, size: u16) -> Option<&Inflight> {
         let inflight = self.inflight.as_ref()?;
         let has_room = inflight.has_room(size);
@@ -251,8 +251,8 @@ impl Rings {
                 ring = index,
                 size,
                 room = inflight.queue_size(),
-                "the ring is larger than the hypervisor's in-flight buffer has room for, so it goes on without: its requests \
-                 in flight are lost if this process is killed; give the hypervisor's device queue-size={size}"
+                "the hypervisor's in-flight buffer has no room for this ring, which goes on without it: a kill of \
+                 this process loses its requests in flight; give the hypervisor's device queue-size={size}"
             );
         }
         Some(inflight).filter(|_| has_room)
