@@ -448,6 +448,16 @@ fn a_raw_disk_with_a_qcow2_header_stays_raw() {
     assert!(worker(&disk).read(0, len) == (Ok(()), header[..len].to_vec()));
 }
 
+/// QEMU writes such a name if it was given one.
+#[test]
+fn a_name_under_an_image_may_be_of_the_protocol_file() {
+    let image = Image::of(&[0x5e; 65536], &[]);
+    let under = format!("file:{}", image.dir.path().join("raw").display());
+    image.img(&["create", "-q", "-f", "qcow2", "-b", &under, "-F", "raw", "top"]);
+    let disk = open(&DiskSpec::Qcow2(image.dir.path().join("top")), Cache::Writeback).unwrap();
+    assert!(worker(&disk).read(0, 65536) == (Ok(()), vec![0x5e; 65536]));
+}
+
 #[test]
 fn images_that_are_refused() {
     let image = Image::of(&[1; 65536], &[]);
@@ -466,6 +476,9 @@ fn images_that_are_refused() {
     assert!(
         error_of_new("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"])
             .contains("it is not a file")
+    );
+    assert!(
+        error_of_new("near", &["-u", "-b", "file:raw", "-F", "raw", "near", "1M"]).contains("the whole path")
     );
     assert!(error_of_new("empty", &["empty", "0"]).contains("0 bytes"));
     assert!(error_of_new("gone", &["-u", "-b", "nothing", "-F", "raw", "gone", "1M"]).contains("nothing"));

@@ -325,6 +325,13 @@ impl Opening<'_> {
 
 /// Returns the path of the image that the one at `path` calls `name`.
 fn resolve(path: &Path, name: &[u8]) -> io::Result<PathBuf> {
+    // QEMU has a protocol of this name. With it, a relative name begins at QEMU's own working directory.
+    let name = match name.strip_prefix(b"file:") {
+        Some(name) if !name.starts_with(b"/") => {
+            return Err(io::Error::other("a name with file: needs the whole path, from / on"));
+        }
+        whole => whole.unwrap_or(name),
+    };
     // As in QEMU, a name with a colon before any slash is a protocol.
     if name.iter().find(|&&byte| matches!(byte, b':' | b'/')) == Some(&b':') {
         return Err(io::Error::other("it is not a file"));
