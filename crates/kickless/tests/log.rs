@@ -319,7 +319,7 @@ fn formats() {
     for format in ["journal", "text", "auto"] {
         let (line, rest, socket, owner) = serve(format);
         let fields = format!(
-            "serving version={} disk=mem:1048576 format=mem size=1M read_only=false cache=none lock=on queues=64 \
+            "serving version={} disk=mem:1M format=mem size=1M read_only=false cache=none lock=on queues=64 \
              queue_size=1024 socket={socket} mode=0600 owner={owner} device=a\n",
             env!("CARGO_PKG_VERSION")
         );
