@@ -351,7 +351,10 @@ fn descriptors_of_other_programs_are_checked() {
     in_network_namespace(|| {
         let refused = |fds: Vec<OwnedFd>| sentence(&Tap::adopt(fds).unwrap_err());
         let file = || OwnedFd::from(std::fs::File::open("/dev/net/tun").unwrap());
-        assert_eq!(refused(vec![file()]), "the descriptor is not a TAP that exists");
+        assert_eq!(
+            refused(vec![file()]),
+            "the descriptor is of no TAP that exists; if the TAP was deleted, remove the device and add it again"
+        );
         assert_eq!(refused(vec![std::fs::File::open("/dev/null").unwrap().into()]), refused(vec![file()]));
         assert!(matches!(Tap::adopt(Vec::new()), Err(TapError::NotTapFd)));
         let queues = |name| {

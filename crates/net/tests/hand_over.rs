@@ -252,7 +252,7 @@ fn another_port_than_the_configured_one_is_refused() {
         let tap = v1::Tap { queues: vec![giving.fd(dir).unwrap()], ..tap };
         assert_eq!(
             refused("tap:card", 1, giving, Part::new(&tap).unwrap()),
-            "the descriptor is not a TAP that exists"
+            "the descriptor is of no TAP that exists; if the TAP was deleted, remove the device and add it again"
         );
     });
 }

@@ -2,6 +2,7 @@
 
 use kickless_opener::NoDescriptor;
 use rustix::io::Errno;
+use rustix::process::getuid;
 use std::io;
 
 /// The reason for which a TAP cannot be opened. Each is one sentence for an operator.
@@ -12,8 +13,10 @@ pub enum TapError {
     Device(#[source] io::Error),
     /// The program may not make or open the interface.
     #[error(
-        "the TAP {name} cannot be opened: this needs CAP_NET_ADMIN, or a TAP that is made for this user first: ip \
-         tuntap add dev {name} mode tap multi_queue user USER"
+        "the TAP {name} is missing, or belongs to another user than {}: as root, ip link delete {name} if it is there, \
+         and ip tuntap add dev {name} mode tap user {}",
+        getuid().as_raw(),
+        getuid().as_raw()
     )]
     Denied {
         /// The interface.
@@ -97,7 +100,9 @@ pub enum TapError {
     #[error(transparent)]
     Named(#[from] NoDescriptor),
     /// A descriptor is not a queue of a TAP or TUN.
-    #[error("the descriptor is not a TAP that exists")]
+    #[error(
+        "the descriptor is of no TAP that exists; if the TAP was deleted, remove the device and add it again"
+    )]
     NotTapFd,
     /// A descriptor is of a TAP that carries other headers.
     #[error("the interface {name} was not opened as a TAP with IFF_VNET_HDR and IFF_NO_PI")]

@@ -102,8 +102,8 @@ impl TapState {
     pub(crate) fn report_gone(&self) {
         if !self.is_gone.swap(true, Ordering::Relaxed) {
             let name = self.tap.name();
-            error!(parent: &self.span, tap = name, "the TAP was deleted: the card has no network until its device is \
-                opened again");
+            error!(parent: &self.span, tap = name, "the TAP was deleted: the card has no network until the TAP is made again, \
+                and the device is removed and added");
         }
     }
 
