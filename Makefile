@@ -1,7 +1,7 @@
 # The project's commands. Each target installs what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build image setup test test-rbd check demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist deb install \
+.PHONY: build image setup test test-rbd check site demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist deb install \
 	install-driver
 
 # For `make install`; packagers set DESTDIR.
@@ -35,6 +35,11 @@ test-rbd:
 # Checks formatting, lints, docs, dependencies and licences. Runs no test.
 check:
 	cargo --locked xtask check
+
+# Builds the pages of docs/ as a site, target/site/index.html, and checks its links.
+site:
+	tools/setup build
+	tools/site
 
 # Runs a guest in QEMU that uses a disk of kickless.
 demo:

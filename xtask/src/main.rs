@@ -9,7 +9,9 @@ mod instructions;
 mod licences;
 mod pages;
 mod prose;
+mod quotes;
 mod semver;
+mod site;
 mod sources;
 mod spdx;
 mod tracked;
@@ -24,7 +26,8 @@ use anyhow::{Context, Result, bail, ensure};
 const USAGE: &str =
     "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources|prose|pages]...
        cargo xtask bench-instructions [--bless]
-       cargo xtask semver [--baseline=COMMIT]";
+       cargo xtask semver [--baseline=COMMIT]
+       cargo xtask site MDBOOK";
 
 /// A check and its name on the command line.
 struct Check {
@@ -36,7 +39,7 @@ const CHECKS: [Check; 9] = [
     Check { name: "fmt", run: fmt },
     Check { name: "sources", run: sources::check },
     Check { name: "prose", run: prose::check },
-    Check { name: "pages", run: pages::check },
+    Check { name: "pages", run: pages_and_quotes },
     Check { name: "dependencies", run: dependencies::check },
     Check { name: "circles", run: circles::check },
     Check { name: "licences", run: licences::check },
@@ -66,6 +69,10 @@ fn run() -> Result<()> {
         ensure!(wanted.len() == usize::from(baseline.is_some()), "{USAGE}");
         return semver::run(&root(), baseline);
     }
+    if command == "site" {
+        let [mdbook] = wanted else { bail!("{USAGE}") };
+        return site::run(&root(), Path::new(mdbook));
+    }
     ensure!(command == "check" && wanted.iter().all(|word| CHECKS.iter().any(|c| c.name == word)), "{USAGE}");
     let root = root();
     for check in
@@ -87,6 +94,11 @@ fn root() -> PathBuf {
 fn fmt(root: &Path) -> Result<()> {
     cargo::run(root, &["fmt", "--all", "--check"])?;
     cargo::run(&root.join("fuzz"), &["fmt", "--check"])
+}
+
+fn pages_and_quotes(root: &Path) -> Result<()> {
+    pages::check(root)?;
+    quotes::check(root)
 }
 
 fn clippy(root: &Path) -> Result<()> {

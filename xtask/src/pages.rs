@@ -17,13 +17,16 @@ const MEASUREMENTS: &str = "docs/measurements/";
 /// The page with a table of all crates.
 const CRATES: &str = "docs/architecture.md";
 
+/// The list of the pages of the site, in its order.
+pub(crate) const SUMMARY: &str = "docs/SUMMARY.md";
+
 /// Checks each Markdown file that git knows.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut pages = BTreeMap::new();
     let mut files = BTreeSet::new();
     for (name, text) in tracked::texts(root)? {
         let path = PathBuf::from(&name);
-        files.extend(path.ancestors().map(Path::to_owned));
+        files.insert(path.clone());
         if name.ends_with(".md") {
             pages.insert(path, text);
         }
@@ -41,10 +44,21 @@ fn offences(pages: &BTreeMap<PathBuf, String>, files: &BTreeSet<PathBuf>, wrong:
         }
         links(path, pages, files, wrong);
     }
+    if let Some(summary) = pages.get(Path::new(SUMMARY)) {
+        let listed: Vec<PathBuf> =
+            links_of(summary).map(|(_, link)| joined(Path::new(SUMMARY), link)).collect();
+        let is_page = |path: &&PathBuf| path.starts_with("docs") && *path != Path::new(SUMMARY);
+        for path in pages.keys().filter(is_page) {
+            match listed.iter().filter(|listed| *listed == path).count() {
+                1 => {}
+                count => wrong.push(format!("{SUMMARY} has {} {count} times", path.display())),
+            }
+        }
+    }
 }
 
 /// Returns the lines of a page with their numbers, without blocks of code.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(crate) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     (1..).zip(text.lines()).filter(move |(_, line)| {
         let is_fence = line.trim_start().starts_with("```");
@@ -96,31 +110,33 @@ fn is_of_figures(body: &[Vec<&str>], column: usize) -> bool {
 
 /// Checks that each relative link leads to a file and, if the link has an anchor, to a heading of that file.
 fn links(path: &Path, pages: &BTreeMap<PathBuf, String>, files: &BTreeSet<PathBuf>, wrong: &mut Vec<String>) {
-    for (number, line) in prose(&pages[path]) {
-        for rest in line.split("](").skip(1) {
-            let Some((link, _)) = rest.split_once(')') else { continue };
-            if link.contains("://") {
-                continue;
-            }
-            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { path.to_owned() } else { joined(path, file) };
-            if !files.contains(&target) {
-                wrong.push(format!("{}:{number}: there is no {}", path.display(), target.display()));
-            } else if !anchor.is_empty()
-                && !pages.get(&target).is_some_and(|text| headings(text).any(|heading| heading == anchor))
-            {
-                wrong.push(format!(
-                    "{}:{number}: no heading of {} is #{anchor}",
-                    path.display(),
-                    target.display()
-                ));
-            }
+    for (number, link) in links_of(&pages[path]) {
+        let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+        let target = if file.is_empty() { path.to_owned() } else { joined(path, file) };
+        if !files.contains(&target) {
+            wrong.push(format!("{}:{number}: there is no file {}", path.display(), target.display()));
+        } else if !anchor.is_empty()
+            && !pages.get(&target).is_some_and(|text| headings(text).any(|heading| heading == anchor))
+        {
+            wrong.push(format!(
+                "{}:{number}: no heading of {} is #{anchor}",
+                path.display(),
+                target.display()
+            ));
         }
     }
 }
 
+/// Returns the relative links of a page, with the numbers of their lines.
+pub(crate) fn links_of(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    prose(text).flat_map(|(number, line)| {
+        let links = line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+        links.filter(|link| !link.contains("://")).map(move |link| (number, link))
+    })
+}
+
 /// Returns the path of a file that is named relative to a page.
-fn joined(page: &Path, file: &str) -> PathBuf {
+pub(crate) fn joined(page: &Path, file: &str) -> PathBuf {
     let mut path = page.parent().unwrap_or(Path::new("")).to_owned();
     for part in Path::new(file).components() {
         match part {
@@ -148,7 +164,7 @@ mod tests {
     fn found(pages: &[(&str, &str)]) -> Vec<String> {
         let pages: BTreeMap<PathBuf, String> =
             pages.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
-        let files = pages.keys().flat_map(|path| path.ancestors().map(Path::to_owned)).collect();
+        let files = pages.keys().cloned().collect();
         let mut wrong = Vec::new();
         offences(&pages, &files, &mut wrong);
         wrong
@@ -174,7 +190,8 @@ mod tests {
     fn links_to_nothing_are_found() {
         let b = "# B\n## `--sqpoll`, and *more*\n";
         for (text, count) in [
-            ("[b](b.md) [b](./b.md#b) [up](../README.md) [docs](../docs)", 0),
+            ("[b](b.md) [b](./b.md#b) [up](../README.md)", 0),
+            ("[docs](../docs)", 1),
             ("[b](b.md#--sqpoll-and-more) [x](https://example.org/#x)", 0),
             ("## Here\n[here](#here)", 0),
             ("[b](c.md)", 1),
@@ -183,6 +200,19 @@ mod tests {
         ] {
             let wrong = found(&[("README.md", ""), ("docs/a.md", text), ("docs/b.md", b)]);
             assert_eq!(wrong.len(), count, "{text}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn each_page_is_in_the_summary_once() {
+        for (summary, count) in [
+            ("- [a](a.md)\n- [b](b/b.md)\n- [r](../README.md)", 0),
+            ("- [a](a.md)", 1),
+            ("- [a](a.md)\n- [b](b/b.md)\n- [a](a.md)", 1),
+        ] {
+            let wrong =
+                found(&[("README.md", ""), ("docs/a.md", ""), ("docs/b/b.md", ""), (SUMMARY, summary)]);
+            assert_eq!(wrong.len(), count, "{summary}: {wrong:?}");
         }
     }
 }

@@ -6,6 +6,8 @@
 mod control;
 mod device;
 mod man;
+#[cfg(test)]
+mod reference;
 mod sandbox;
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use kickless_daemon::KindEntry;
 use kickless_kinds::kinds;
 
 /// A term and its explanation.
-type Entry = (&'static str, &'static str);
+pub(super) type Entry = (&'static str, &'static str);
 
 const SOURCE: &str = concat!("kickless ", env!("CARGO_PKG_VERSION"));
 const MANUAL: &str = "User Commands";
@@ -46,10 +46,10 @@ const ENDS: &[Entry] = &[
 
 /// The sections of a page that the help of the command does not have.
 #[derive(Clone, Copy)]
-struct Sections {
-    examples: &'static [Entry],
-    files: &'static [Entry],
-    statuses: &'static [Entry],
+pub(super) struct Sections {
+    pub(super) examples: &'static [Entry],
+    pub(super) files: &'static [Entry],
+    pub(super) statuses: &'static [Entry],
 }
 
 /// The sections of each command but those that serve one device.
@@ -217,7 +217,7 @@ const SECTIONS: &[(&str, Sections)] = &[
 ];
 
 /// Returns the sections of the page `name`.
-fn sections(name: &str) -> Option<Sections> {
+pub(super) fn sections(name: &str) -> Option<Sections> {
     if let Some((_, sections)) = SECTIONS.iter().find(|(listed, _)| *listed == name) {
         return Some(*sections);
     }
