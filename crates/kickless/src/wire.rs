@@ -5,7 +5,7 @@ use kickless_daemon::{Notation, PoolConfig, Registry};
 use kickless_io::OWNERS_MAX;
 use kickless_opener::Descriptors;
 use kickless_values::CpuList;
-use kickless_worker::{Options, WorkerPool};
+use kickless_worker::{Options, Poll, WorkerPool};
 use tracing::info;
 
 use crate::service::Service;
@@ -41,7 +41,13 @@ pub(crate) fn pool(
 /// Logs the workers, which have these options.
 pub(crate) fn log_pool(pool: &WorkerPool, options: &Options) {
     pool.log_engine();
-    info!(workers = options.workers, poll = ?options.poll, "pool");
+    let poll = match options.poll {
+        Poll::Auto { .. } => "auto",
+        Poll::Always => "always",
+        Poll::Never => "never",
+        Poll::Rate { .. } => "rate",
+    };
+    info!(workers = options.workers, poll, "pool");
 }
 
 /// Checks that this machine has these CPUs.
