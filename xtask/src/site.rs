@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use crate::pages::{SUMMARY, joined, links_of};
 use crate::{cargo, tracked};
 
-/// The options of mdbook.
-const OPTIONS: &str = "docs/book.toml";
+/// The options of mdbook, and a file that these name.
+const OPTIONS: [&str; 2] = ["book.toml", "site.css"];
 
 /// Builds the site with the program `mdbook`, and checks its links.
 pub(crate) fn run(root: &Path, mdbook: &Path) -> Result<()> {
@@ -44,11 +44,9 @@ fn stage(root: &Path, book: &Path) -> Result<()> {
     let summary = pages.get(Path::new(SUMMARY)).with_context(|| format!("there is no {SUMMARY}"))?;
     let source = book.join("src");
     let mut files = BTreeSet::new();
-    let mut contents = summary.clone();
     for (_, link) in links_of(summary) {
         let path = joined(Path::new(SUMMARY), link);
         let text = pages.get(&path).with_context(|| format!("{SUMMARY} names {}", path.display()))?;
-        contents = contents.replace(&format!("]({link})"), &format!("]({})", path.display()));
         files.extend(
             links_of(text).map(|(_, link)| joined(&path, link.split('#').next().unwrap_or_default())),
         );
@@ -58,9 +56,22 @@ fn stage(root: &Path, book: &Path) -> Result<()> {
     for file in files.iter().filter(|file| root.join(file).is_file() && !pages.contains_key(*file)) {
         copy(root, &source, file)?;
     }
-    fs::write(source.join("SUMMARY.md"), contents)?;
-    fs::copy(root.join(OPTIONS), book.join("book.toml")).context(OPTIONS)?;
+    fs::write(source.join("SUMMARY.md"), from_root(summary))?;
+    for name in OPTIONS {
+        fs::copy(root.join("docs").join(name), book.join(name)).context(name)?;
+    }
     Ok(())
+}
+
+/// Returns the summary with links relative to the root of the tree.
+fn from_root(summary: &str) -> String {
+    let mut parts = summary.split("](");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (link, after) = part.split_once(')').unwrap_or((part, ""));
+        text += &format!("]({}){after}", joined(Path::new(SUMMARY), link).display());
+    }
+    text
 }
 
 fn copy(root: &Path, to: &Path, file: &Path) -> Result<()> {
@@ -126,6 +137,12 @@ fn attributes<'t>(html: &'t str, name: &str) -> impl Iterator<Item = &'t str> + 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_summary_is_read_at_the_root() {
+        let summary = "[r](../README.md)\n[d](README.md)\n\n- [a](adr/a.md)\n";
+        assert_eq!(from_root(summary), "[r](README.md)\n[d](docs/README.md)\n\n- [a](docs/adr/a.md)\n");
+    }
 
     #[test]
     fn links_of_a_site_are_checked() {
