@@ -3,12 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use kickless_tests::bench_results::check_bench_results;
 use kickless_tests::daemon::{
-    Daemon, DaemonConfig, Program, check_sandbox, child_command, kickless_binary, repository,
+    CardConfig, Daemon, DaemonConfig, Program, check_sandbox, child_command, kickless_binary, repository,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -58,7 +61,14 @@ fn text(bytes: &[u8]) -> String {
 /// Returns the results of a run, which must succeed.
 fn results(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    parsed(output)
+}
+
+/// Returns the results of a run, which are as their schema says.
+fn parsed(output: &Output) -> Value {
+    let results = serde_json::from_slice(&output.stdout).unwrap();
+    check_bench_results(&results).unwrap();
+    results
 }
 
 /// Returns the one sentence on standard error of a run, which must fail.
@@ -91,6 +101,12 @@ fn all_loads_run_on_both_back_ends() {
             assert!(target["back_end_cpu_per_request"]["median"].is_number(), "{load}");
             assert!(target["kicks_per_request"]["median"].as_f64().unwrap() <= 1.0, "{load}");
             assert_eq!(target["failed"], 0, "{load}");
+            // Reads and writes are apart if there are both.
+            let operations = target["operations"].as_array().unwrap();
+            assert_eq!(operations.len(), if load["load"]["read"] == 50 { 2 } else { 0 }, "{load}");
+            let sum: f64 = operations.iter().map(|one| one["iops"]["median"].as_f64().unwrap()).sum();
+            let iops = target["iops"]["median"].as_f64().unwrap();
+            assert!(operations.is_empty() || (sum - iops).abs() <= iops * 1e-9, "{load}");
         }
         assert!(measured > loads.len() / 2, "{measured} of {}", loads.len());
     }
@@ -105,7 +121,13 @@ fn threads_share_queues_and_verify_data() {
         let daemon = serve(program, image.to_str().unwrap());
         for shape in ["--packed=off", "--packed=auto --event-idx=off", "--indirect=off --wait=poll"] {
             let load = "--depth=8 --threads=4 --queues=2 --read=40 --block-size=512,8K --verify --json";
-            results(&on(&daemon, &format!("{load} --destroy {shape}")));
+            let results = results(&on(&daemon, &format!("{load} --destroy {shape}")));
+            for load in results["loads"].as_array().unwrap() {
+                let target = &load["targets"][0];
+                let writes = target["operations"][1]["iops"]["median"].as_f64().unwrap();
+                let read_back = target["verified"]["read_back"].as_u64().unwrap();
+                assert!(writes == 0.0 || read_back > 0, "{target}");
+            }
         }
     }
 }
@@ -151,6 +173,7 @@ fn failed_requests_are_reported() {
     let said = sentence(&output);
     assert!(said.contains("requests failed, the first with: I/O error"), "{said}");
     assert!(text(&output.stdout).contains("failed"), "{}", text(&output.stdout));
+    parsed(&on(&daemon, "--depth=4 --json"));
 }
 
 #[test]
@@ -166,6 +189,7 @@ fn impossible_options_are_refused() {
         ("--depth=300 --queue-size=256", "--queue-size=256"),
         ("--pid=4194304", "no process"),
         ("--report=/nonexistent/report.html", "/nonexistent/report.html"),
+        ("--range=1048577", "--range=1048577 goes beyond the disk, which has 1048576 bytes (1 MiB)"),
     ] {
         let said = sentence(&on(&daemon, arguments));
         assert!(said.contains(named), "{arguments}: {said}");
@@ -188,7 +212,7 @@ fn a_rate_is_kept_and_late_requests_count() {
     kill_process(pid, Signal::STOP).unwrap();
     thread::sleep(Duration::from_millis(1500));
     kill_process(pid, Signal::CONT).unwrap();
-    let results: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+    let results = parsed(&child.wait_with_output().unwrap());
     let latency = &results["loads"][0]["targets"][0]["latency"];
     // A closed loop with one request in flight would have one slow request in some hundreds.
     assert!(latency["p90"].as_u64().unwrap() > 100_000_000, "{latency}");
@@ -206,25 +230,91 @@ fn a_stopped_back_end_counts_as_slow() {
         kill_process(pid, Signal::STOP).unwrap();
         thread::sleep(Duration::from_millis(1500));
         kill_process(pid, Signal::CONT).unwrap();
-        let results: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+        let results = parsed(&child.wait_with_output().unwrap());
         let target = &results["loads"][0]["targets"][0];
         assert!(target["latency"]["max"].as_u64().unwrap() > 200_000_000, "{target}");
         assert_eq!(target["never_sent"].as_u64().unwrap() > 0, depth == "1", "{target}");
     }
 }
 
+/// Asserts that a run was ended by this signal, and that it says so in one sentence.
+fn assert_interrupted(output: &Output, signal: Signal) {
+    let said = text(&output.stderr);
+    assert_eq!(output.status.signal(), Some(signal.as_raw()), "{said}");
+    assert!(said.ends_with("interrupted\n") && said.lines().count() == 1, "{said}");
+}
+
 #[test]
 fn an_interrupt_ends_a_run_on_a_stopped_back_end() {
     let daemon = serve(Program::Kickless, NULL);
     let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
-    let child = start(&daemon, "--time=2s");
+    let child = start(&daemon, "--time=1000s --warm-up=0s --json");
     thread::sleep(Duration::from_millis(500));
     kill_process(pid, Signal::STOP).unwrap();
-    thread::sleep(Duration::from_millis(2500));
+    thread::sleep(Duration::from_millis(500));
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT).unwrap();
-    let output = child.wait_with_output();
+    let output = child.wait_with_output().unwrap();
     kill_process(pid, Signal::CONT).unwrap();
-    assert!(sentence(&output.unwrap()).contains("interrupted"));
+    assert_interrupted(&output, Signal::INT);
+    // On a busy machine, the load may not have begun.
+    if !output.stdout.is_empty() {
+        let results = parsed(&output);
+        assert_eq!(results["interrupted"], true);
+        assert_eq!(results["loads"][0]["targets"][0]["failed"], 0, "{results}");
+    }
+}
+
+#[test]
+fn an_interrupt_shows_what_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = serve(Program::Kickless, NULL);
+    let report = dir.path().join("report.html");
+    let options = format!("--time=1000s --warm-up=0s --report={}", report.display());
+    // On a busy machine, the load may not have begun.
+    let shown = (0..20).find_map(|_| {
+        let child = start(&daemon, &options);
+        thread::sleep(Duration::from_millis(200));
+        kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_interrupted(&output, Signal::TERM);
+        Some(text(&output.stdout)).filter(|shown| !shown.is_empty())
+    });
+    let shown = shown.unwrap();
+    assert!(shown.contains("; interrupted after ") && shown.contains("IOPS"), "{shown}");
+    assert!(fs::read_to_string(report).unwrap().contains("The run was interrupted"));
+}
+
+/// Each load is printed before the next one begins, in lines that fit into a terminal of 80 columns.
+#[test]
+fn loads_are_printed_as_they_end() {
+    let daemon = serve(Program::Kickless, "mem:1M");
+    let options = format!("--depth=1,32 --read=50 --destroy --verify --time=300ms --pid={}", daemon.pid());
+    // On a busy machine, the second load may have ended before the first one is read.
+    let is_early = (0..20).any(|_| {
+        let mut child = start(&daemon, &options);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut all = Vec::new();
+        while !all.last().is_some_and(|line: &String| line.starts_with("verified: ")) {
+            all.push(lines.next().unwrap());
+        }
+        kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT).unwrap();
+        all.extend(lines);
+        assert!(all.iter().all(|line| line.chars().count() <= 80), "{all:#?}");
+        for words in ["1 in flight", "all ", "  reads ", "  writes ", "in --json: "] {
+            assert!(all.iter().any(|line| line.contains(words)), "{words}: {all:#?}");
+        }
+        !child.wait().unwrap().success()
+    });
+    assert!(is_early);
+}
+
+#[test]
+fn a_card_is_no_disk() {
+    let card = Daemon::start_card(&CardConfig::new("null")).unwrap();
+    let said = sentence(&on(&card, "--time=1000s"));
+    assert!(said.contains("it serves a network card: use bench net or compare-net"), "{said}");
+    let socket = card.socket().display().to_string();
+    assert!(sentence(&bench(&["compare", &socket, &socket])).contains("bench net"));
 }
 
 #[test]
@@ -240,19 +330,30 @@ fn targets_are_compared() {
     let (report_option, plot_option) =
         (format!("--report={}", report.display()), format!("--plot={}", plot.display()));
     let socket = format!("served={}", served.socket().display());
+    let markdown = dir.path().join("table.md");
+    let table_option = format!("--markdown={}", markdown.display());
     let load = ["--rounds=3", "--time=20ms", "--warm-up=5ms", "--depth=1,8"];
-    let words = ["compare", &ours, theirs, &socket, &ours, &report_option, &plot_option];
+    let words = ["compare", &ours, theirs, &socket, &ours, &report_option, &plot_option, &table_option];
     let output = bench(&words.into_iter().chain(load).collect::<Vec<_>>());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
     for word in ["kickless ", "kickless 2 ", "theirs ", "served ", "kickless / this"] {
         assert!(table.contains(word), "{word}: {table}");
     }
+    let table = fs::read_to_string(markdown).unwrap();
+    assert!(table.starts_with("| random reads of 4 KiB, 1 queue, sleeping | kickless | theirs |"), "{table}");
+    assert!(table.contains("\n| 8 in flight | ") && table.lines().count() == 4, "{table}");
     let page = fs::read_to_string(report).unwrap();
+    for words in
+        ["prefers-color-scheme: dark", "<dt>kernel</dt><dd>Linux ", "<dt>command</dt>", "theirs=qemu"]
+    {
+        assert!(page.contains(words), "{words}");
+    }
     assert!(page.starts_with("<!DOCTYPE html>") && page.matches("<svg").count() == 5, "{page}");
     // The page refers to no other file.
     assert!(!page.contains("src=") && !page.contains("href="), "{page}");
-    assert!(fs::read_to_string(plot).unwrap().starts_with("<svg"));
+    let plot = fs::read_to_string(plot).unwrap();
+    assert!(plot.starts_with("<svg") && plot.contains("prefers-color-scheme: dark"), "{plot}");
 
     let output = bench(&["compare", "--rounds=3", "--time=20ms", "--json", &ours, theirs]);
     let targets = &results(&output)["loads"][0]["targets"];
@@ -298,11 +399,15 @@ fn a_target_that_does_not_start_is_an_error() {
     assert!(said.contains("exit status: 1"), "{said}");
 }
 
-/// `make bench` makes its report with this command.
+/// The report, and the table of the README, come from this command.
 #[test]
 fn the_comparison_makes_a_report() {
     let dir = tempfile::tempdir().unwrap();
+    let readme = dir.path().join("README.md");
+    fs::copy(repository().join("README.md"), &readme).unwrap();
     let output = Command::new(repository().join("tools/bench"))
+        .arg("--docs")
+        .env("KICKLESS_BENCH_README", &readme)
         .env("KICKLESS_BIN", kickless_binary().unwrap())
         .env("KICKLESS_BENCH_QUICK", "1")
         .env("KICKLESS_BENCH_OUT", dir.path())
@@ -310,7 +415,12 @@ fn the_comparison_makes_a_report() {
         .unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("qemu-storage-daemon"));
-    assert!(dir.path().join("report.html").exists() && dir.path().join("plot.svg").exists());
+    let [report, table, readme] = ["report.html", "table.md", "README.md"]
+        .map(|name| fs::read_to_string(dir.path().join(name)).unwrap());
+    assert!(report.contains("<code>kickless bench compare ") && dir.path().join("plot.svg").exists());
+    assert!(table.lines().nth(2).unwrap().starts_with("| 1 in flight, sleeping | "), "{table}");
+    let (begin, end) = ("<!-- tools/bench --docs writes this table -->\n", "<!-- end of the table -->");
+    assert!(readme.contains(&format!("{begin}{table}{end}")), "{readme}");
 }
 
 /// The pictures of the documents come from this command.
@@ -360,8 +470,7 @@ fn a_run_ends_at_an_interrupt_or_without_its_back_end() {
     let daemon = serve(Program::Kickless, NULL);
     let child = start(&daemon, "--time=1000s");
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(sentence(&output).contains("interrupted"));
+    assert_interrupted(&child.wait_with_output().unwrap(), Signal::INT);
     // The back-end ends under load.
     let child = start(&daemon, "--time=1000s");
     drop(daemon);

@@ -6,11 +6,12 @@ use super::common_options::BackEnds;
 use super::options::{Bench, PARTS_WERE_REMOVED};
 use super::{core_latency, net, rounds};
 
-/// Runs a benchmark and prints the results.
+/// Runs a benchmark and prints the results, those of each load as it ends.
 ///
 /// # Errors
-/// A back-end cannot be reached, lacks a feature or dies, data are wrong, or requests failed.
-pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+/// A back-end cannot be reached, lacks a feature or dies, data are wrong, requests failed, or no frame was
+/// counted. If a signal ended the benchmark, the error is [`Interrupted`](crate::Interrupted).
+pub fn carry_out(bench: &Bench, print: impl Fn(&str) -> Result<()>) -> Result<()> {
     match bench {
         Bench::Blk(blk) => rounds::carry_out(&BackEnds::One(blk.as_ref()), print),
         Bench::Compare(compare) => rounds::carry_out(&BackEnds::Several(compare.as_ref()), print),

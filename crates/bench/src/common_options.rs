@@ -120,12 +120,15 @@ pub(crate) struct RingOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Results")]
 pub(crate) struct OutputOptions {
-    /// Print the results as JSON instead of a table
+    /// Print the results as JSON instead of tables
     #[arg(long)]
     pub(crate) json: bool,
     /// Write the results with plots to this file, as one page of HTML
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// Write the rates of all loads to this file, as a table of Markdown
+    #[arg(long, value_name = "FILE")]
+    pub(crate) markdown: Option<PathBuf>,
     /// Write the report's first plot to this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,

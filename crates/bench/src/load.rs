@@ -6,14 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use kickless_driver::{Completion, Data, Disk, Error, Queue, Request};
+use kickless_driver::{Completion, Data, Disk, Error, Failure, Queue, Request};
 
 use super::ledger::{Claim, Ledger};
 use super::offsets::Offsets;
 use super::pace::{Cycle, Schedule};
 use super::scenario::Scenario;
 use super::slots::{Slot, SlotRecord};
-use super::turn::{Latencies, latencies};
+use super::turn::{Latencies, Operation, Verified, latencies};
 use super::wait::Wait;
 use super::watch::Period;
 
@@ -40,13 +40,29 @@ pub(crate) struct TurnContext<'a> {
 /// The figures of one thread.
 #[derive(Debug)]
 pub(crate) struct ThreadResult {
-    pub(crate) latencies: Latencies,
-    /// Requests that completed in the measured time.
-    pub(crate) done: u64,
+    pub(crate) reads: Operation,
+    pub(crate) writes: Operation,
+    /// The times of the requests that were never sent, from when each was due to the end.
+    pub(crate) unsent_latencies: Latencies,
     /// Requests that were due in the measured time and never sent, because no slot was free.
     pub(crate) unsent: u64,
     pub(crate) failed: u64,
     pub(crate) failure: Option<String>,
+    pub(crate) verified: Verified,
+}
+
+impl ThreadResult {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            reads: Operation::new("reads")?,
+            writes: Operation::new("writes")?,
+            unsent_latencies: latencies()?,
+            unsent: 0,
+            failed: 0,
+            failure: None,
+            verified: Verified::default(),
+        })
+    }
 }
 
 /// One thread that submits requests and reaps completions.
@@ -105,7 +121,7 @@ impl<'a> Submitter<'a> {
             scratch: vec![0; if shared.ledger.is_some() { block_size } else { 0 }],
             done,
             counted: 0,
-            seen: ThreadResult { latencies: latencies()?, done: 0, unsent: 0, failed: 0, failure: None },
+            seen: ThreadResult::new()?,
         })
     }
 
@@ -115,14 +131,30 @@ impl<'a> Submitter<'a> {
     }
 
     fn is_over(&self, now: u64) -> bool {
-        now >= self.shared.period.to || self.shared.stop.load(Ordering::Relaxed)
+        now >= self.shared.period.to || self.is_interrupted()
     }
 
-    /// Runs the load until the turn ends and all requests are done.
+    /// Runs the load until the turn ends and all requests are done. Returns the figures so far if a signal
+    /// ended the turn, even if the disk does not answer any more.
     ///
     /// # Errors
     /// The disk is dead, or data are wrong.
     pub(crate) fn run(mut self) -> Result<ThreadResult> {
+        let ended = self.run_to_the_end();
+        match ended {
+            Err(error) if !self.is_interrupted() || !error.is::<Error>() => Err(error),
+            _ => {
+                self.record_unsent(self.now());
+                Ok(self.seen)
+            }
+        }
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    fn run_to_the_end(&mut self) -> Result<()> {
         let mut batch = Vec::with_capacity(self.idle.len());
         let mut reaped = VecDeque::with_capacity(self.slots.len());
         let mut now = self.now();
@@ -142,23 +174,22 @@ impl<'a> Submitter<'a> {
         }
         // Another thread may have reaped completions of this queue meanwhile.
         self.queue.poll(usize::MAX, |completion| reaped.push_back(completion))?;
-        self.account(now, &mut reaped)?;
-        self.record_unsent(now);
-        Ok(self.seen)
+        self.account(now, &mut reaped)
     }
 
     /// Records the requests that were due and never sent, with the time that they have waited so far.
     fn record_unsent(&mut self, now: u64) {
         let Some(schedule) = &self.schedule else { return };
         let Period { from, to, .. } = self.shared.period;
-        let left = schedule.unsent(from, to);
+        // A turn that ends early has made all that was due so far.
+        let left = schedule.unsent(from, to.min(now));
         // A histogram needs no more steps than this. Each step stands for `stride` requests.
         let stride = ((left.end - left.start) / UNSENT_STEPS).max(1);
         let mut at = left.start;
         while at < left.end {
             let count = stride.min(left.end - at);
             let waited = now.saturating_sub(schedule.due_of(at));
-            self.seen.latencies.saturating_record_n(waited.max(1), count);
+            self.seen.unsent_latencies.saturating_record_n(waited.max(1), count);
             self.seen.unsent += count;
             at += count;
         }
@@ -263,17 +294,20 @@ impl<'a> Submitter<'a> {
         while let Some(Completion { token, result, data }) = reaped.pop_front() {
             let Some(slot) = self.slots.get(token as usize) else { continue };
             let record = slot.load();
+            let operation = if record.read { &mut self.seen.reads } else { &mut self.seen.writes };
             match result {
                 Ok(()) => {
                     let measured = self.shared.period.from..self.shared.period.to;
                     // The latency counts even if the request completes after the measured time. Otherwise,
                     // the slowest requests would be missing.
                     if measured.contains(&record.start) {
-                        self.seen.latencies.saturating_record(now.saturating_sub(record.start).max(1));
+                        operation.latencies.saturating_record(now.saturating_sub(record.start).max(1));
                     }
-                    self.seen.done += u64::from(measured.contains(&now));
+                    operation.done += u64::from(measured.contains(&now));
                     self.counted += 1;
                 }
+                // After a signal, the disk was left, and what it had in flight with it.
+                Err(Failure::Dead) if self.shared.stop.load(Ordering::Relaxed) => {}
                 Err(failure) => {
                     self.seen.failed += 1;
                     self.seen.failure.get_or_insert_with(|| failure.to_string());
@@ -294,6 +328,8 @@ impl<'a> Submitter<'a> {
         let SlotRecord { read, claim, .. } = record;
         if read && ok {
             check(ledger, claim, data, &mut self.scratch)?;
+            let Verified { reads, unknown_reads, .. } = &mut self.seen.verified;
+            *(if claim.generation == 0 { unknown_reads } else { reads }) += 1;
         }
         // A failed write leaves unknown content, so the block counts as never written.
         ledger.release(claim.block, if ok || read { claim.generation } else { 0 });

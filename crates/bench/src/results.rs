@@ -5,11 +5,15 @@ use serde_json::{Value, json};
 
 use super::core_latency;
 use super::description::{Description, REQUESTS, Units};
-use super::turn::{Latencies, Turn, latencies};
+use super::host::Host;
+use super::turn::{Latencies, Operation, Turn, Verified, latencies};
 
 /// All turns of all targets at all loads.
 #[derive(Debug)]
 pub(crate) struct Results {
+    pub(crate) host: Host,
+    /// A signal has ended the benchmark early.
+    pub(crate) is_interrupted: bool,
     /// The names of the targets.
     pub(crate) targets: Vec<String>,
     /// The turns of each load.
@@ -73,7 +77,9 @@ impl Load {
     /// Returns the same for some of the rounds.
     pub(crate) fn ratio_in(&self, target: usize, rounds: impl Fn(usize) -> bool) -> Option<Spread> {
         let (first, other) = (self.turns.first()?, self.turns.get(target)?);
-        let turns = first.iter().zip(other).enumerate().filter(|(round, _)| rounds(*round));
+        // There is no ratio to a target that has done nothing.
+        let counts = |(round, (_, other)): &(usize, (&Turn, &Turn))| rounds(*round) && other.done > 0;
+        let turns = first.iter().zip(other).enumerate().filter(counts);
         Spread::of(turns.map(|(_, (first, other))| first.rate() / other.rate()))
     }
 
@@ -84,6 +90,35 @@ impl Load {
             all.add(&turn.latencies).ok()?;
         }
         Some(all)
+    }
+
+    /// Returns the names of the operations that a load has besides one another, such as reads and writes.
+    pub(crate) fn operations(&self) -> Vec<&'static str> {
+        let first = self.turns.iter().flatten().next();
+        first.map(|turn| turn.operations.iter().map(|of| of.name).collect()).unwrap_or_default()
+    }
+
+    /// Returns the rate of an operation of a target, and its latencies in all turns.
+    pub(crate) fn operation(&self, target: usize, name: &str) -> Option<(Spread, Latencies)> {
+        let turns = self.turns.get(target)?;
+        let of = |turn: &'_ Turn| turn.operations.iter().position(|of| of.name == name);
+        let mut all = Operation::new("").ok()?;
+        let mut rates = Vec::new();
+        for turn in turns {
+            let operation = turn.operations.get(of(turn)?)?;
+            all.add(operation).ok()?;
+            rates.push(operation.done as f64 / turn.seconds);
+        }
+        Some((Spread::of(rates)?, all.latencies))
+    }
+
+    /// Returns the checks of the data of a target, if the load verifies them.
+    pub(crate) fn verified(&self, target: usize) -> Option<Verified> {
+        let each = self.turns.get(target)?.iter().filter_map(|turn| turn.verified);
+        each.reduce(|mut sum, next| {
+            sum += next;
+            sum
+        })
     }
 
     /// Returns the number of frames of a target that were sent and did not come back.
@@ -100,6 +135,34 @@ impl Load {
 }
 
 impl Results {
+    /// Makes the results of these targets, without any load.
+    pub(crate) fn new(host: Host, targets: Vec<String>) -> Self {
+        Self { host, is_interrupted: false, targets, loads: Vec::new() }
+    }
+
+    /// Returns the name of a target, or an empty text if there is no other one.
+    pub(crate) fn name_beside_others(&self, target: usize) -> &str {
+        match self.targets.len() {
+            1 => "",
+            _ => self.targets.get(target).map(String::as_str).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the descriptions of the loads.
+    pub(crate) fn descriptions(&self) -> impl Iterator<Item = &Description> + Clone {
+        self.loads.iter().map(|load| &load.description)
+    }
+
+    /// Returns the error of a load that has done nothing in all turns of a target.
+    pub(crate) fn silence(&self) -> Option<String> {
+        self.loads.iter().find_map(|load| {
+            let sentence = load.description.silence?;
+            let of_target = |turns: &Vec<Turn>| turns.iter().all(|turn| turn.submitted == 0);
+            let at = load.turns.iter().position(of_target)?;
+            Some(format!("{}: {sentence}", self.targets.get(at)?))
+        })
+    }
+
     /// Returns the words for what the loads consist of.
     pub(crate) fn units(&self) -> Units {
         self.loads.first().map_or(REQUESTS, |load| load.description.units)
@@ -121,23 +184,31 @@ impl Results {
     /// durations of a load in seconds.
     pub(crate) fn to_json(&self) -> Value {
         let loads: Vec<Value> = self.loads.iter().map(|load| self.load_to_json(load)).collect();
-        json!({ "version": env!("CARGO_PKG_VERSION"), "targets": self.targets, "loads": loads })
+        json!({
+            "version": env!("CARGO_PKG_VERSION"), "run": self.host, "interrupted": self.is_interrupted,
+            "targets": self.targets, "loads": loads,
+        })
     }
 
     fn load_to_json(&self, load: &Load) -> Value {
         let targets = self.targets.iter().enumerate().map(|(at, name)| {
-            let latencies = load.latencies(at).map(|all| {
-                json!({
-                    "mean": all.mean(), "p50": all.value_at_quantile(0.5), "p90": all.value_at_quantile(0.9),
-                    "p99": all.value_at_quantile(0.99), "p99.9": all.value_at_quantile(0.999), "max": all.max(),
+            let latencies = load.latencies(at).map(|all| latencies_to_json(&all));
+            let operations: Vec<Value> = load
+                .operations()
+                .into_iter()
+                .filter_map(|name| {
+                    let (iops, latencies) = load.operation(at, name)?;
+                    Some(json!({ "name": name, "iops": iops, "latency": latencies_to_json(&latencies) }))
                 })
-            });
+                .collect();
             json!({
                 "name": name,
                 "iops": load.spread(at, Turn::rate),
                 "bytes_per_second": load.spread(at, |turn| turn.rate() * f64::from(load.description.bytes)),
                 "first_to_this": load.ratio(at),
                 "latency": latencies,
+                "operations": operations,
+                "verified": load.verified(at),
                 "kicks_per_request": load.spread(at, Turn::kicks_per_request),
                 "calls_per_request": load.spread(at, Turn::calls_per_request),
                 "driver_cpu_per_request": load.spread(at, Turn::driver_cpu_per_request),
@@ -156,16 +227,25 @@ impl Results {
         let changed: Vec<bool> =
             load.core_latencies.iter().map(|latencies| !core_latency::is_same(latencies)).collect();
         json!({
-            "load": load.description.json, "in_words": load.description.words, "targets": targets,
+            "load": load.description.json, "in_words": load.description.words(), "targets": targets,
             "core_latencies": load.core_latencies, "core_latency_changed": changed,
             "repeated_rounds": load.repeats,
         })
     }
 }
 
+/// Returns the figures of a histogram as JSON.
+fn latencies_to_json(all: &Latencies) -> Value {
+    json!({
+        "mean": all.mean(), "p50": all.value_at_quantile(0.5), "p90": all.value_at_quantile(0.9),
+        "p99": all.value_at_quantile(0.99), "p99.9": all.value_at_quantile(0.999), "max": all.max(),
+    })
+}
+
 /// Returns the figures of one turn as JSON.
 fn turn_to_json(turn: &Turn) -> Value {
     json!({
+        "seconds": turn.seconds,
         "iops": turn.rate(),
         "p50": turn.latency(0.5),
         "p99": turn.latency(0.99),

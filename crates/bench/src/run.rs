@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_driver::{Data, Disk, Request};
 
+use super::layout::bytes;
 use super::ledger::Ledger;
 use super::load::{NAP, Submitter, ThreadResult, TurnContext, check};
 use super::options::LoadOptions;
@@ -12,7 +13,7 @@ use super::pace::Cycle;
 use super::progress::Progress;
 use super::scenario::Scenario;
 use super::slots::Slot;
-use super::target::Target;
+use super::target::{Target, name_command};
 use super::threads::ReadyTurn;
 use super::turn::Turn;
 use super::watch::Period;
@@ -31,6 +32,7 @@ pub(crate) fn turn(
     let options = scenario.driver_options(target.socket(), load).map_err(|sentence| anyhow!(sentence))?;
     let disk =
         Disk::connect(kickless_driver::Options { connect_timeout: target.connect_timeout(), ..options })
+            .map_err(|error| name_command(error, "bench net or compare-net"))
             .with_context(|| target.name().to_owned())?;
     let turn = ConnectedTurn { disk: &disk, scenario, target, load, stop, progress }.run();
     if turn.is_err() || stop.load(Ordering::Relaxed) {
@@ -99,9 +101,17 @@ impl ConnectedTurn<'_> {
             calls: after.calls - before.calls,
             ..turn
         };
-        let turn = seen.into_iter().try_fold(turn, add)?;
-        if let Some(ledger) = &ledger {
-            read_back(disk, scenario, ledger, self.stop)?;
+        let mut turn = seen.into_iter().try_fold(turn, add)?;
+        match &ledger {
+            Some(ledger) if !turn.is_interrupted => {
+                let read_back = read_back(disk, scenario, ledger, self.stop)?;
+                turn.verified.get_or_insert_default().read_back = read_back;
+            }
+            Some(_) => {}
+            None => turn.verified = None,
+        }
+        if matches!(scenario.read, 0 | 100) {
+            turn.operations.clear();
         }
         Ok(turn)
     }
@@ -109,13 +119,19 @@ impl ConnectedTurn<'_> {
     /// Returns the number of blocks that the load uses.
     ///
     /// # Errors
-    /// The disk has too few queues, or no room for a block.
+    /// The disk has too few queues, is smaller than `--range`, or has no room for a block.
     fn blocks(&self) -> Result<u64> {
         let Self { disk, scenario, .. } = self;
         if disk.queues() < usize::from(scenario.queues) {
             bail!("it has {} queues: lower --queues={}", disk.queues(), scenario.queues);
         }
-        let size = scenario.range.unwrap_or(u64::MAX).min(disk.size()?);
+        let size = match (scenario.range, disk.size()?) {
+            (Some(range), size) if range > size => bail!(
+                "--range={range} goes beyond the disk, which has {size} bytes ({}): use at most these",
+                bytes(size)
+            ),
+            (range, size) => range.unwrap_or(size),
+        };
         let blocks = size / u64::from(scenario.block_size);
         if blocks == 0 {
             bail!("{size} bytes are less than a block of {}: use more of the disk", scenario.block_size);
@@ -125,16 +141,28 @@ impl ConnectedTurn<'_> {
 }
 
 fn add(mut turn: Turn, seen: ThreadResult) -> Result<Turn> {
-    turn.latencies.add(&seen.latencies)?;
-    turn.done += seen.done;
+    turn.latencies.add(&seen.unsent_latencies)?;
+    for operation in [seen.reads, seen.writes] {
+        turn.latencies.add(&operation.latencies)?;
+        turn.done += operation.done;
+        match turn.operations.iter_mut().find(|known| known.name == operation.name) {
+            Some(known) => known.add(&operation)?,
+            None => turn.operations.push(operation),
+        }
+    }
     turn.unsent += seen.unsent;
     turn.failed += seen.failed;
     turn.failure = turn.failure.or(seen.failure);
+    *turn.verified.get_or_insert_default() += seen.verified;
     Ok(turn)
 }
 
-/// Reads every block that was written and verifies it.
-fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBool) -> Result<()> {
+/// Reads every block that was written and verifies it. Returns the number of these blocks.
+///
+/// # Errors
+/// The disk is dead, or data are wrong.
+fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBool) -> Result<u64> {
+    let mut count = 0;
     let block_size = scenario.block_size as usize;
     let mut scratch = vec![0; block_size];
     let mut data = Data::from(disk.buffer(block_size)?);
@@ -143,24 +171,26 @@ fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBoo
         if claim.generation == 0 {
             continue;
         }
-        data = read_or_stop(disk, Request::read(block * block_size as u64, data), stop)?;
-        check(ledger, claim, &data, &mut scratch)?;
+        let request = Request::read(block * block_size as u64, data);
+        let Some(read) = read_or_stop(disk, request, stop)? else { return Ok(count) };
+        check(ledger, claim, &read, &mut scratch)?;
+        (data, count) = (read, count + 1);
     }
-    Ok(())
+    Ok(count)
 }
 
-/// Reads a block, unless a signal ends the benchmark.
-fn read_or_stop(disk: &Disk, request: Request, stop: &AtomicBool) -> Result<Data> {
+/// Reads a block. Returns `None` if a signal ends the benchmark.
+fn read_or_stop(disk: &Disk, request: Request, stop: &AtomicBool) -> Result<Option<Data>> {
     let queue = disk.queue(0);
     queue.submit_one(request).map_err(|refused| refused.error)?;
     let mut done = None;
     while done.is_none() {
         if stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
+            return Ok(None);
         }
         queue.wait(1, Some(NAP), |completion| done = Some((completion.result, completion.data)))?;
     }
     let (result, data) = done.context("nothing was read")?;
     result?;
-    Ok(data)
+    Ok(Some(data))
 }

@@ -1,6 +1,5 @@
 //! One of the loads that the command line asks for.
 
-use std::fmt;
 use std::time::Duration;
 
 use kickless_driver::Options;
@@ -130,11 +129,13 @@ impl Scenario {
     /// Describes the load for the results.
     pub(crate) fn describe(&self) -> Description {
         Description {
-            words: self.to_string(),
+            parts: self.parts(),
             rate: self.rate,
             time: self.time,
+            whole_time: self.warm_up + self.time,
             bytes: self.block_size,
             units: REQUESTS,
+            silence: None,
             json: serde_json::to_value(self).unwrap_or_default(),
         }
     }
@@ -147,24 +148,29 @@ impl Scenario {
             read => format!("{read} % reads"),
         }
     }
-}
 
-impl fmt::Display for Scenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Returns the load in words, part by part.
+    fn parts(&self) -> Vec<String> {
         let plural = |count: u16| if count == 1 { "" } else { "s" };
-        write!(f, "{} {} of {}, ", self.pattern.name(), self.mix(), bytes(self.block_size.into()))?;
+        let mut parts =
+            vec![format!("{} {} of {}", self.pattern.name(), self.mix(), bytes(self.block_size.into()))];
+        let threads = match self.threads {
+            1 => String::new(),
+            threads => format!(" each of {threads} threads"),
+        };
         match self.rate {
-            Some(rate) => write!(f, "{rate} a second, at most {} in flight", self.depth)?,
-            None => write!(f, "{} in flight", self.depth)?,
+            Some(rate) => {
+                parts.extend([
+                    format!("{rate} a second"),
+                    format!("at most {} in flight{threads}", self.depth),
+                ]);
+            }
+            None => parts.push(format!("{} in flight{threads}", self.depth)),
         }
-        if self.threads > 1 {
-            write!(f, " each of {} threads", self.threads)?;
-        }
-        write!(f, ", {} queue{}, {}", self.queues, plural(self.queues), self.wait.word())?;
-        match self.on_off {
-            Some(OnOff { on, off }) => write!(f, ", {on:?} on and {off:?} off"),
-            None => Ok(()),
-        }
+        parts.push(format!("{} queue{}", self.queues, plural(self.queues)));
+        parts.push(self.wait.word().into());
+        parts.extend(self.on_off.map(|OnOff { on, off }| format!("{on:?} on and {off:?} off")));
+        parts
     }
 }
 
@@ -200,11 +206,11 @@ mod tests {
         assert_eq!(all.len(), 24);
         assert!(all.iter().enumerate().all(|(at, one)| !all.get(..at).unwrap().contains(one)));
         assert_eq!(
-            all.first().unwrap().to_string(),
+            all.first().unwrap().describe().words(),
             "random writes of 4 KiB, 1 in flight, 1 queue, sleeping"
         );
         let line = bench("blk --socket-path=s --rate=100,2000 --on-off=100ms,900ms");
-        let words: Vec<String> = scenarios(&asked(&line)).iter().map(ToString::to_string).collect();
+        let words: Vec<String> = scenarios(&asked(&line)).iter().map(|one| one.describe().words()).collect();
         assert_eq!(
             words,
             [100, 2000].map(|rate| format!(

@@ -1,11 +1,13 @@
 //! The back-end under load: a socket that is served already, or a command that the benchmark starts.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use kickless_driver::Error;
 use kickless_values::CpuList;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -60,6 +62,8 @@ impl Target {
             // measured.
             let mut shell = Command::new("/bin/sh");
             shell.arg("-c").arg(format!("exec {command}")).stdin(Stdio::null()).stdout(Stdio::null());
+            // The interrupt key of a terminal ends the benchmark, which then ends the back-end.
+            shell.process_group(0);
             shell.spawn().with_context(|| format!("{command} cannot be started"))
         })?;
         let name = name.map_or_else(|| program(what), str::to_owned);
@@ -161,6 +165,14 @@ fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
         thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+/// Adds the commands for the other kind of device to the error of a socket that has the wrong one.
+pub(crate) fn name_command(error: Error, commands: &str) -> anyhow::Error {
+    match error {
+        Error::OtherDevice { found } => anyhow!("it serves {found}: use {commands}"),
+        error => error.into(),
+    }
 }
 
 /// Splits `NAME=TARGET`. A name contains no character of a path or a command: no `/`, space or `{`.

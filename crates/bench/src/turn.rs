@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use serde::Serialize;
 
 use super::cpu::CpuUsed;
 
@@ -56,6 +57,60 @@ pub(crate) struct Turn {
     pub(crate) timeline: Vec<f64>,
     /// The figures of each part, for a plot over time.
     pub(crate) moments: Vec<Moment>,
+    /// The reads and the writes of a load that has both. Otherwise empty.
+    pub(crate) operations: Vec<Operation>,
+    /// The checks of a load that verifies data.
+    pub(crate) verified: Option<Verified>,
+    /// A signal ended the turn early.
+    pub(crate) is_interrupted: bool,
+}
+
+/// The reads or the writes of a turn.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    pub(crate) name: &'static str,
+    /// Requests that completed in the measured time.
+    pub(crate) done: u64,
+    /// The times from when each was due to its completion.
+    pub(crate) latencies: Latencies,
+}
+
+impl Operation {
+    /// Makes an operation without requests.
+    ///
+    /// # Errors
+    /// Never: see [`latencies`].
+    pub(crate) fn new(name: &'static str) -> anyhow::Result<Self> {
+        Ok(Self { name, done: 0, latencies: latencies()? })
+    }
+
+    /// Adds the requests of another thread.
+    ///
+    /// # Errors
+    /// Never: all histograms have the same bounds.
+    pub(crate) fn add(&mut self, other: &Self) -> anyhow::Result<()> {
+        self.done += other.done;
+        Ok(self.latencies.add(&other.latencies)?)
+    }
+}
+
+/// The checks of data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Verified {
+    /// Reads during the load of blocks that the load had written before.
+    pub(crate) reads: u64,
+    /// Reads during the load of blocks that it had not written yet. Their content is not known.
+    pub(crate) unknown_reads: u64,
+    /// Blocks that were written, and read at the end.
+    pub(crate) read_back: u64,
+}
+
+impl std::ops::AddAssign for Verified {
+    fn add_assign(&mut self, other: Self) {
+        self.reads += other.reads;
+        self.unknown_reads += other.unknown_reads;
+        self.read_back += other.read_back;
+    }
 }
 
 /// A part of the measured time.
@@ -98,6 +153,9 @@ impl Turn {
             seconds_counted: used.seconds,
             timeline: moments.iter().map(|moment| moment.requests).collect(),
             moments: if is_plotted { moments } else { Vec::new() },
+            operations: Vec::new(),
+            verified: None,
+            is_interrupted: false,
         })
     }
 

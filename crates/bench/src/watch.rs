@@ -32,6 +32,11 @@ impl Period {
     pub(crate) fn time(&self) -> Duration {
         Duration::from_nanos(self.to - self.from)
     }
+
+    /// Returns the part of the measured time that has passed.
+    pub(crate) fn time_so_far(&self) -> Duration {
+        self.epoch.elapsed().saturating_sub(Duration::from_nanos(self.from)).min(self.time())
+    }
 }
 
 /// The counters at one moment.

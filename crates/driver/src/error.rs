@@ -72,6 +72,12 @@ pub enum Error {
         /// The feature.
         what: &'static str,
     },
+    /// The features of the back-end are those of another kind of device.
+    #[error("the back-end serves {found}")]
+    OtherDevice {
+        /// The kind of device.
+        found: &'static str,
+    },
     /// The configuration space ends before fields that the features promise.
     #[error("the configuration space has {len} bytes and needs {needs}")]
     ConfigTooShort {

@@ -96,6 +96,7 @@ mod choice;
 mod connection;
 mod control;
 mod core;
+mod device_kind;
 mod disk;
 mod error;
 mod event;

@@ -9,6 +9,7 @@ use kickless_spec::vhost_user::ProtocolFeatures as Protocol;
 
 use crate::choice::Choice;
 use crate::connection::Wishes;
+use crate::device_kind::refuse_card;
 
 /// The features of a disk that the driver uses if they are offered.
 const BLK: BlkFeatures = BlkFeatures::SIZE_MAX
@@ -95,7 +96,10 @@ impl Options {
             protocol: Protocol::empty(),
             needs_config: true,
             of_config: Features::empty(),
-            device_features: &|offered| Ok(offered & Features::from_bits_retain(BLK.bits())),
+            device_features: &|offered| {
+                refuse_card(offered)?;
+                Ok(offered & Features::from_bits_retain(BLK.bits()))
+            },
         }
     }
 

@@ -41,6 +41,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use cli::{Invocation, Work};
+use kickless_bench::Interrupted;
 use kickless_daemon::{Shelved, sentence};
 use notify::ServiceState;
 use rustix::process::geteuid;
@@ -81,6 +82,9 @@ fn main() -> ExitCode {
         background::fail(&sentence(&**error));
     }
     log::end();
+    if let Some(interrupted) = outcome.as_ref().err().and_then(|error| error.downcast_ref::<Interrupted>()) {
+        interrupted.end();
+    }
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -231,7 +231,9 @@ fn it_shows_sorts_limits_and_drains() {
         terminal.wait_until("both devices work", |shown| {
             let works = |name: &str| {
                 let line = shown.lines().find(|line| line.contains(name) && line.contains("connected"));
-                line.is_some_and(|line| line.contains("us") || line.contains("ms"))
+                // All columns up to the limits, and the frame.
+                let is_whole = |line: &str| line.split_whitespace().count() >= 13;
+                line.is_some_and(|line| is_whole(line) && (line.contains("us") || line.contains("ms")))
             };
             works("database") && works("web") && parts.iter().all(|part| shown.contains(part))
         });

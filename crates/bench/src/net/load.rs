@@ -203,7 +203,8 @@ impl<'a> Loader<'a> {
             }
         }
         if let Some(schedule) = &self.schedule {
-            let left = schedule.unsent(self.shared.period.from, self.shared.period.to);
+            // A turn that ends early has sent all that was due so far.
+            let left = schedule.unsent(self.shared.period.from, self.shared.period.to.min(now));
             self.seen.unsent = left.end - left.start;
         }
         let after = self.pair.counters();

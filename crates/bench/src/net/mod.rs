@@ -15,10 +15,10 @@ use options::NetLoadOptions;
 /// Runs the benchmark, writes the requested files, and prints the results.
 ///
 /// # Errors
-/// A target cannot be reached, lacks a feature or dies.
+/// A target cannot be reached, lacks a feature or dies, or no frame was counted.
 pub(crate) fn carry_out(
     bench: &BackEnds<'_, NetLoadOptions>,
-    print: impl FnOnce(&str) -> Result<()>,
+    print: impl Fn(&str) -> Result<()>,
 ) -> Result<()> {
     let loads = scenario::scenarios(bench);
     let loads = loads.into_iter().map(|scenario| (scenario.describe(), scenario)).collect();

@@ -11,7 +11,7 @@ use super::options::{Direction, NetLoadOptions};
 use super::packet::Work;
 use super::scenario::Scenario;
 use crate::progress::Progress;
-use crate::target::Target;
+use crate::target::{Target, name_command};
 use crate::threads::ReadyTurn;
 use crate::turn::Turn;
 use crate::watch::Period;
@@ -28,7 +28,8 @@ pub(crate) fn turn(
     progress: &Progress,
 ) -> Result<Turn> {
     let options = scenario.card_options(target.socket(), load);
-    let card = Card::connect(CardOptions { connect_timeout: target.connect_timeout(), ..options })?;
+    let card = Card::connect(CardOptions { connect_timeout: target.connect_timeout(), ..options })
+        .map_err(|error| name_command(error, "bench blk or compare"))?;
     if card.pairs() < usize::from(scenario.pairs) {
         bail!("it has {} queue pairs: lower --pairs={}", card.pairs(), scenario.pairs);
     }

@@ -1,6 +1,5 @@
 //! One of the loads of a card that the command line asks for.
 
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -98,39 +97,55 @@ impl Scenario {
     /// Describes the load for the results.
     pub(crate) fn describe(&self) -> Description {
         Description {
-            words: self.to_string(),
+            parts: self.parts(),
             rate: self.rate,
             time: self.time,
+            whole_time: self.warm_up + self.time,
             bytes: self.frame_size,
             units: FRAMES,
+            silence: Some(self.silence()),
             json: serde_json::to_value(self).unwrap_or_default(),
         }
     }
-}
 
-impl fmt::Display for Scenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Returns the error if no frame was counted.
+    fn silence(&self) -> &'static str {
+        match self.direction {
+            Direction::Echo => {
+                "no frame came back: the card has to return frames, as one with --port=loop does"
+            }
+            Direction::Transmit => "the card took no frame",
+            Direction::Receive | Direction::Forward => "the card delivered no frame",
+            Direction::Pass => "no frame arrived at the second card",
+        }
+    }
+
+    /// Returns the load in words, part by part.
+    fn parts(&self) -> Vec<String> {
         let Self { depth, frame_size, pairs, .. } = self;
         let frames = match self.work {
             Some(Work::Segments(_)) => "packets with TSO",
             Some(Work::Checksum) => "packets without checksums",
             None => "frames",
         };
-        match self.direction {
-            Direction::Echo => write!(f, "echo of {frames} of {frame_size} B, ")?,
-            Direction::Transmit => write!(f, "{frames} of {frame_size} B sent, ")?,
-            Direction::Pass => write!(f, "{frames} of {frame_size} B sent to another card, ")?,
-            Direction::Receive => write!(f, "frames received, ")?,
-            Direction::Forward => write!(f, "frames received and sent back, ")?,
-        }
+        let mut parts = vec![match self.direction {
+            Direction::Echo => format!("echo of {frames} of {frame_size} B"),
+            Direction::Transmit => format!("{frames} of {frame_size} B sent"),
+            Direction::Pass => format!("{frames} of {frame_size} B sent to another card"),
+            Direction::Receive => "frames received".into(),
+            Direction::Forward => "frames received and sent back".into(),
+        }];
         match (self.direction, self.rate) {
-            (Direction::Receive | Direction::Forward, _) => write!(f, "{} a call", self.batch)?,
-            (_, Some(rate)) => write!(f, "{rate} a second, at most {depth} in flight")?,
-            (_, None) => write!(f, "{depth} in flight")?,
+            (Direction::Receive | Direction::Forward, _) => parts.push(format!("{} a call", self.batch)),
+            (_, Some(rate)) => {
+                parts.extend([format!("{rate} a second"), format!("at most {depth} in flight")]);
+            }
+            (_, None) => parts.push(format!("{depth} in flight")),
         }
-        let wait = self.wait.word();
-        write!(f, ", {pairs} queue pair{}, {wait}", if *pairs == 1 { "" } else { "s" })?;
-        if self.touch { f.write_str(", all bytes touched") } else { Ok(()) }
+        parts.push(format!("{pairs} queue pair{}", if *pairs == 1 { "" } else { "s" }));
+        parts.push(self.wait.word().into());
+        parts.extend(self.touch.then(|| "all bytes touched".into()));
+        parts
     }
 }
 
@@ -160,7 +175,7 @@ mod tests {
         let all = scenarios(&BackEnds::One(&net));
         assert_eq!(all.len(), 8);
         let words = "echo of frames of 64 B, 1 in flight, 1 queue pair, sleeping";
-        assert_eq!(all.first().unwrap().to_string(), words);
+        assert_eq!(all.first().unwrap().describe().words(), words);
         assert_eq!(all.first().unwrap().card_options("s".as_ref(), &net.load).queue_size, 256);
     }
 

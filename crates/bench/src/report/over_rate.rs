@@ -3,14 +3,18 @@
 use anyhow::Result;
 use plotters::prelude::*;
 
+use super::canvas::{Area, BOLD, FONT, LIGHT, colour, svg};
+use super::legend;
 use super::over_time::percent;
-use super::plot::{Chart, FONT, around, chart, colour, draw_lines, legend, svg};
-use crate::layout::{rate, time};
+use super::plot::{Chart, Line, around, chart, draw_lines};
+use crate::layout::{rate_mark, time_mark};
 use crate::results::{Results, Spread};
 use crate::turn::Turn;
 
-const SIZE: (u32, u32) = (960, 560);
-const UPPER: u32 = 290;
+const SIZE: (u32, u32) = (760, 520);
+const UPPER: u32 = 270;
+/// The room for the marks and the name of the vertical axes.
+const LEFT: u32 = 76;
 
 /// Draws the median latency of each target above its processor time, at each rate.
 ///
@@ -35,38 +39,41 @@ pub(super) fn draw(results: &Results) -> Result<String> {
     };
     let latencies = lines(|turn| (!turn.latencies.is_empty()).then(|| turn.latency(0.5)));
     let cores = lines(Turn::back_end_cores);
+    let right = legend::width(results.targets.iter().map(String::as_str));
     svg(SIZE, |area| {
         let (upper, lower) = area.split_vertically(UPPER);
         let ys = around(latencies.iter().flatten().flat_map(|(_, spread)| [spread.least, spread.most]));
-        let mut above = chart(&upper, 12, (0, 80), (xs.clone().log_scale(), ys.log_scale()))?;
+        let mut above = chart(&upper, (0, LEFT, right), (xs.clone().log_scale(), ys.log_scale()))?;
         above
             .configure_mesh()
             .label_style(FONT)
+            .bold_line_style(BLACK.mix(BOLD))
+            .light_line_style(BLACK.mix(LIGHT))
             .y_desc("median latency")
-            .y_label_formatter(&|y| time(*y))
+            .y_label_formatter(&|y| time_mark(*y))
             .draw()?;
-        series(&mut above, results, &latencies)?;
-        // No line reaches this corner: at low rates, latencies are high, because each includes waking a
-        // thread.
-        legend(&mut above, SeriesLabelPosition::LowerLeft)?;
+        series(&upper, &mut above, results, &latencies)?;
         let most = cores.iter().flatten().map(|(_, spread)| spread.most).fold(1.0, f64::max);
-        let mut below = chart(&lower, 12, (40, 80), (xs.log_scale(), 0.0..most * 1.05))?;
+        let mut below = chart(&lower, (44, LEFT, right), (xs.log_scale(), 0.0..most * 1.05))?;
         below
             .configure_mesh()
             .label_style(FONT)
+            .bold_line_style(BLACK.mix(BOLD))
+            .light_line_style(BLACK.mix(LIGHT))
             .x_desc(format!("{} a second", results.units().plural))
-            .x_label_formatter(&|x| rate(*x))
+            .x_label_formatter(&|x| rate_mark(*x))
             .y_labels(6)
             .y_max_light_lines(2)
             .y_desc("back-end CPU")
             .y_label_formatter(&|y| percent(*y))
             .draw()?;
-        series(&mut below, results, &cores)
+        series(&lower, &mut below, results, &cores)
     })
 }
 
 /// Draws a line for each target, with a dot and whiskers at each rate.
 fn series<'a, X, Y>(
+    area: &Area<'a>,
     chart: &mut Chart<'a, X, Y>,
     results: &Results,
     lines: &[Vec<(f64, Spread)>],
@@ -76,13 +83,16 @@ where
     Y: Ranged<ValueType = f64>,
 {
     for (at, line) in lines.iter().enumerate() {
-        let colour = colour(at);
-        let medians = || line.iter().map(|(x, spread)| (*x, spread.median));
-        draw_lines(chart, results, 2, [(at, medians().collect())])?;
+        let (colour, medians) = (colour(at), || line.iter().map(|(x, spread)| (*x, spread.median)));
         chart.draw_series(medians().map(|point| Circle::new(point, 3, colour.filled())))?;
         chart.draw_series(line.iter().map(|(x, Spread { least, most, .. })| {
             PathElement::new(vec![(*x, *least), (*x, *most)], colour.stroke_width(1))
         }))?;
     }
-    Ok(())
+    let lines = results.targets.iter().zip(lines).enumerate().map(|(at, (name, line))| Line {
+        name: name.clone(),
+        colour: colour(at),
+        points: line.iter().map(|(x, spread)| (*x, spread.median)).collect(),
+    });
+    draw_lines(area, chart, 2, &lines.collect::<Vec<_>>())
 }

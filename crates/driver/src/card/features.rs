@@ -4,6 +4,7 @@ use kickless_spec::features::Features;
 use kickless_spec::net::{ETHERNET_HEADER_LEN, FRAME_MAX, Header, NetFeatures, VLAN_TAG_LEN};
 
 use crate::card::options::CardOptions;
+use crate::device_kind::is_card;
 use crate::error::Error;
 
 /// The features that the driver uses if they are offered.
@@ -43,8 +44,25 @@ pub(crate) fn of_card(features: Features) -> NetFeatures {
     NetFeatures::from_bits_truncate(features.bits())
 }
 
+/// Refuses a back-end whose features are those of a disk.
+///
+/// # Errors
+/// It is a disk.
+fn refuse_disk(offered: Features) -> Result<(), Error> {
+    let net = of_card(offered);
+    // Taken for those of a card, the features of a disk lack others that they require: that of flushes is
+    // GUEST_ECN without GUEST_TSO4, and that of several queues is HOST_TSO6 without CSUM.
+    let lacks_some =
+        REQUIREMENTS.iter().any(|(feature, requires)| net.contains(*feature) && !net.intersects(*requires));
+    match lacks_some && !is_card(offered) {
+        true => Err(Error::OtherDevice { found: "a disk" }),
+        false => Ok(()),
+    }
+}
+
 /// Chooses the features of the card from those that are offered.
 pub(crate) fn choose(options: &CardOptions, offered: Features) -> Result<Features, Error> {
+    refuse_disk(offered)?;
     let offered = of_card(offered);
     let offers = |feature| offered.contains(feature);
     let mut wanted = ALWAYS;
@@ -80,8 +98,11 @@ pub(crate) fn buffer_len(features: NetFeatures, wanted: u32, mtu: u16) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use kickless_spec::blk::BlkFeatures;
+
     use super::*;
     use crate::choice::Choice;
+    use crate::device_kind::refuse_card;
 
     fn chosen(options: &CardOptions, offered: NetFeatures) -> NetFeatures {
         of_card(choose(options, Features::from_bits_retain(offered.bits())).unwrap())
@@ -95,7 +116,40 @@ mod tests {
         assert_eq!(all, ALWAYS | TRANSMIT | RECEIVE | others);
         let left = chosen(&options, NetFeatures::all() - NetFeatures::GUEST_CSUM - NetFeatures::CTRL_VQ);
         assert_eq!(left, all - RECEIVE - NetFeatures::CTRL_VQ);
-        assert_eq!(chosen(&options, NetFeatures::HOST_ECN), NetFeatures::empty());
+        assert_eq!(chosen(&options, NetFeatures::HOST_ECN | NetFeatures::MTU), NetFeatures::MTU);
+    }
+
+    #[test]
+    fn a_disk_is_no_card() {
+        for disk in [
+            BlkFeatures::all(),
+            BlkFeatures::FLUSH,
+            BlkFeatures::SEG_MAX | BlkFeatures::BLK_SIZE | BlkFeatures::MQ,
+            BlkFeatures::SIZE_MAX | BlkFeatures::SEG_MAX | BlkFeatures::RO | BlkFeatures::FLUSH,
+        ] {
+            let offered = Features::from_bits_retain(disk.bits());
+            assert!(refuse_card(offered).is_ok(), "{disk:?}");
+            assert!(matches!(refuse_disk(offered), Err(Error::OtherDevice { .. })), "{disk:?}");
+        }
+    }
+
+    #[test]
+    fn a_card_is_no_disk() {
+        for card in [
+            NetFeatures::all(),
+            NetFeatures::MRG_RXBUF,
+            NetFeatures::MAC | NetFeatures::CTRL_VQ | NetFeatures::CTRL_RX,
+            NetFeatures::CSUM | NetFeatures::HOST_TSO4 | NetFeatures::MTU,
+        ] {
+            let offered = Features::from_bits_retain(card.bits());
+            assert!(refuse_disk(offered).is_ok(), "{card:?}");
+            assert!(matches!(refuse_card(offered), Err(Error::OtherDevice { .. })), "{card:?}");
+        }
+        // Both kinds can have these.
+        let both = Features::from_bits_retain((NetFeatures::MAC | NetFeatures::CSUM).bits());
+        for both in [Features::empty(), Features::VERSION_1, both] {
+            assert!(refuse_card(both).is_ok() && refuse_disk(both).is_ok(), "{both:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `kickless top`: shows what the workers and the devices of a running daemon do.
 
 mod app;
+mod columns;
 mod screen;
 mod view;
 
