@@ -19,8 +19,9 @@ pub struct Disk {
 /// Connects to a back-end and starts its queues. `*disk` is the disk, or null on failure.
 ///
 /// Fails with -ENOENT or -ECONNREFUSED if no back-end listens, -ETIMEDOUT if the back-end does not reply,
-/// -EPROTO if it breaks the protocol, -EOPNOTSUPP if it lacks a feature that the options require, -E2BIG if
-/// the options set a member that this version of the library does not know.
+/// -EPROTO if it breaks the protocol, -EPROTOTYPE if it serves a network card, -EOPNOTSUPP if it lacks a
+/// feature that the options require, -E2BIG if the options set a member that this version of the library
+/// does not know.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_open(options: *const Options, disk: *mut *mut Disk) -> c_int {

@@ -100,6 +100,7 @@ fn errno(error: &Error) -> Errno {
         Error::NoAnswer { .. } | Error::CommandTimeout { .. } | Error::Gone { .. } => Errno::TIMEDOUT,
         Error::Refused { .. } | Error::CommandRefused => Errno::REMOTEIO,
         Error::Closed => Errno::CONNRESET,
+        Error::OtherDevice { .. } => Errno::PROTOTYPE,
         Error::NotOffered { .. } => Errno::OPNOTSUPP,
         Error::QueueSize { .. } => Errno::INVAL,
         Error::Unplugged | Error::Dead(_) => Errno::NODEV,
