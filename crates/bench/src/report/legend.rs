@@ -10,6 +10,8 @@ use super::canvas::{Area, LINE, MARGIN, text, text_width};
 const CHARS_MAX: usize = 14;
 /// The length of the piece of line before a name.
 const SWATCH: i32 = 14;
+/// The width of the longest mark at the end of an axis, `99.999`.
+const LAST_MARK: i32 = 50;
 /// The space between two names.
 const GAP: i32 = 4;
 
@@ -25,10 +27,10 @@ pub(super) struct Entry {
 pub(super) fn width<'a>(names: impl IntoIterator<Item = &'a str>) -> u32 {
     let lines = names.into_iter().flat_map(lines);
     let chars = lines.map(|line| line.chars().count()).max().unwrap_or(0);
-    if chars == 0 {
-        MARGIN as u32
-    } else {
-        text_width(chars) as u32 + (SWATCH + 3 * GAP) as u32 + MARGIN as u32
+    match chars {
+        // Half of the last mark of the axis has room.
+        0 => (LAST_MARK / 2 + MARGIN) as u32,
+        _ => (text_width(chars) + SWATCH + 3 * GAP + MARGIN) as u32,
     }
 }
 
