@@ -124,6 +124,32 @@ fn the_advice_for_a_disk_is_that_of_disks() {
     says(&daemon, 0, &["ring index 2, but there are 2 rings", "QEMU: num-queues="]);
 }
 
+#[test]
+fn the_front_end_of_a_disk_is_refused_with_advice() {
+    let daemon = idle();
+    let mut frontend = Frontend::connect(daemon.socket()).unwrap();
+    frontend.negotiate(Features::VERSION_1).unwrap();
+    assert!(frontend.config().is_err());
+    says(
+        &daemon,
+        0,
+        &["message refused", "than a network card has: it is the front-end of another kind of device"],
+    );
+    end(daemon, "message refused");
+}
+
+#[test]
+fn the_front_end_of_a_card_gets_a_line_from_a_disk() {
+    let config = DaemonConfig { queues: 2, ..DaemonConfig::new("null:1M") };
+    let daemon = Daemon::start(&config).unwrap();
+    let mut card = Card::prepare(daemon.socket(), PAIR).unwrap();
+    card.fill(RECEIVE).unwrap();
+    card.resume(RECEIVE).unwrap();
+    says(&daemon, 0, &[" WARN ", "a buffer without a request, as network cards do"]);
+    drop(card);
+    end(daemon, "a buffer without a request");
+}
+
 /// Kicks a ring until the daemon has counted a kick, with nothing in the ring.
 fn kick_in_vain(daemon: &Daemon, queue: &mut Queue) {
     let deadline = Instant::now() + LIMIT;

@@ -170,6 +170,7 @@ impl Device for Blk {
         OwnProtocolFeatures {
             offered: ProtocolFeatures::GET_VRING_BASE_INFLIGHT | ProtocolFeatures::GET_VRING_BASE_SKIP_DRAIN,
             withheld: ProtocolFeatures::empty(),
+            config_bytes_max: None,
         }
     }
 

@@ -22,7 +22,7 @@ use state::{End, Kept, OtherWork, Stop};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use tracing::debug;
+use tracing::{debug, warn};
 
 /// The number of bytes of data that cost as much as a request: see [`QueueTask::poll`].
 const COST_BYTES: u64 = 4096;
@@ -60,6 +60,8 @@ pub(crate) struct Queue {
     held_ns: Option<u64>,
     meter: Meter,
     chain: Chain,
+    /// A line of the log says that the driver does not send requests.
+    has_warned: bool,
 }
 
 impl Queue {
@@ -85,6 +87,7 @@ impl Queue {
             held_ns: None,
             meter,
             chain: Chain::default(),
+            has_warned: false,
         }
     }
 
@@ -311,6 +314,14 @@ impl Queue {
 
     fn reject(&mut self, id: ChainId, reject: Reject) {
         debug!(queue = self.vring.index(), head = id.head(), why = reject.why, "request rejected");
+        if self.chain.readable_len() == 0 && !std::mem::replace(&mut self.has_warned, true) {
+            warn!(
+                parent: self.vring.span(),
+                queue = self.vring.index(),
+                "the driver sends a buffer without a request, as network cards do: if the front-end is that of a card, \
+                 connect it to the socket of one"
+            );
+        }
         self.meter.count(Operation::Other, 0);
         self.meter.count_error(Operation::Other);
         self.meter.answered_at_once();

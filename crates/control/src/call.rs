@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use kickless_daemon::{
     DeviceConfig, Key, Kinds, Mistake, Notation, PollingConfig, PoolConfig, REMOVE_TIMEOUT, RemoveMode,
-    UsedDevices, Values, check, keys, parse_device_name, read as read_keys, values,
+    UsedDevices, Values, check, keys, parse_device_name, read as read_keys, unknown_key, values,
 };
-use kickless_values::{parse_duration, parse_size};
+use kickless_values::{nearest, parse_duration, parse_size};
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -23,6 +23,9 @@ type Params = Map<String, Value>;
 
 /// The longest time that a call waits. An operator who waits longer calls again.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+
+/// The length up to which a sentence shows the name of a call that does not exist.
+const NAME_CHARS_SHOWN: usize = 64;
 
 /// The call that comes with the channel to the next process.
 const UPGRADE: &str = "daemon.upgrade";
@@ -206,7 +209,14 @@ impl Method {
     /// # Errors
     /// There is no such call.
     pub fn find(name: &str) -> Result<&'static Self, RpcError> {
-        METHODS.iter().find(|method| method.name == name).ok_or_else(|| RpcError::no_method(name))
+        METHODS.iter().find(|method| method.name == name).ok_or_else(|| {
+            let shown: String = name.chars().take(NAME_CHARS_SHOWN).collect();
+            let cure = match nearest(&shown, METHODS.iter().map(|method| method.name)) {
+                Some(nearest) => format!("did you mean {nearest}?"),
+                None => "kickless ctl help and rpc.discover list the calls".into(),
+            };
+            RpcError::no_method(format!("there is no call {shown:?}: {cure}"))
+        })
     }
 
     /// Returns whether descriptors can come with the call.
@@ -242,16 +252,30 @@ impl Method {
     }
 }
 
+/// The parameters of a call that are no keys of a configuration file.
+trait Parameters: DeserializeOwned {
+    /// Their names.
+    const KEYS: &[&str];
+}
+
 /// The parameters of a call without any.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
+impl Parameters for Nothing {
+    const KEYS: &[&str] = &[];
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Reload {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "remove_used")]
     remove_used: bool,
+}
+
+impl Parameters for Reload {
+    const KEYS: &[&str] = &["remove-used"];
 }
 
 #[derive(Deserialize)]
@@ -261,11 +285,23 @@ struct OfDevice {
     name: String,
 }
 
+impl Parameters for OfDevice {
+    const KEYS: &[&str] = &["name"];
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfDevices {
     #[serde(default, deserialize_with = "optional_name")]
     name: Option<String>,
+}
+
+impl Parameters for OfDevices {
+    const KEYS: &[&str] = &["name"];
+}
+
+impl Parameters for Upgrade {
+    const KEYS: &[&str] = &["formats", "version", "drain", "store"];
 }
 
 /// The parameters of `device.remove`.
@@ -276,11 +312,15 @@ pub struct Remove {
     #[serde(deserialize_with = "name")]
     pub name: String,
     /// The treatment of a device that is in use.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "mode")]
     pub mode: RemoveMode,
     /// The longest time to wait until the device is closed.
     #[serde(default = "remove_timeout", deserialize_with = "timeout")]
     pub timeout: Duration,
+}
+
+impl Parameters for Remove {
+    const KEYS: &[&str] = &["name", "mode", "timeout"];
 }
 
 /// The parameters of `device.drain`.
@@ -295,6 +335,10 @@ pub struct Drain {
     pub timeout: Duration,
 }
 
+impl Parameters for Drain {
+    const KEYS: &[&str] = &["name", "timeout"];
+}
+
 /// The parameters of `device.resize`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -305,6 +349,10 @@ pub struct Resize {
     /// The size in bytes that the disk has at least afterwards.
     #[serde(default, deserialize_with = "size")]
     pub size: Option<u64>,
+}
+
+impl Parameters for Resize {
+    const KEYS: &[&str] = &["name", "size"];
 }
 
 /// The parameters of `device.capture`.
@@ -322,6 +370,10 @@ pub struct Capture {
     pub capture_length: Option<u32>,
 }
 
+impl Parameters for Capture {
+    const KEYS: &[&str] = &["name", "capture", "capture-length"];
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Every {
@@ -329,18 +381,54 @@ struct Every {
     interval: Duration,
 }
 
+impl Parameters for Every {
+    const KEYS: &[&str] = &["interval"];
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Filter {
+    #[serde(deserialize_with = "filter")]
     filter: String,
 }
 
+impl Parameters for Filter {
+    const KEYS: &[&str] = &["filter"];
+}
+
+/// Reads a parameter that is text. Its error is a sentence with the key and an example.
+fn text<'de, D: Deserializer<'de>, T>(
+    from: D,
+    (key, example): (&str, &str),
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    let parsed = match Value::deserialize(from)? {
+        Value::String(text) => parse(&text),
+        _ => Err(format!("it must be text, in quotes, such as {example:?}")),
+    };
+    parsed.map_err(|why| D::Error::custom(format!("{key}: {why}")))
+}
+
 fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    parse_device_name(&String::deserialize(from)?).map_err(D::Error::custom)
+    text(from, ("name", "web"), parse_device_name)
 }
 
 fn optional_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     name(from).map(Some)
+}
+
+fn filter<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(from, ("filter", "info"), |text| Ok(text.to_owned()))
+}
+
+fn remove_used<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    let wrong = || D::Error::custom("remove-used: it must be true or false, without quotes");
+    Value::deserialize(from)?.as_bool().ok_or_else(wrong)
+}
+
+fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<RemoveMode, D::Error> {
+    let wrong = |_| D::Error::custom("mode: it must be refuse, drain or force");
+    RemoveMode::deserialize(Value::deserialize(from)?).map_err(wrong)
 }
 
 fn remove_timeout() -> Duration {
@@ -348,14 +436,14 @@ fn remove_timeout() -> Duration {
 }
 
 fn timeout<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    match parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)? {
+    text(from, ("timeout", "10s"), |text| match parse_duration(text)? {
         timeout if timeout <= TIMEOUT_MAX => Ok(timeout),
-        _ => Err(D::Error::custom("it must be 1h at most")),
-    }
+        _ => Err("it must be 1h at most".into()),
+    })
 }
 
 fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    parse_size(&String::deserialize(from)?).map(Some).map_err(D::Error::custom)
+    text(from, ("size", "64G"), parse_size).map(Some)
 }
 
 fn default_interval() -> Duration {
@@ -363,14 +451,27 @@ fn default_interval() -> Duration {
 }
 
 fn interval<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    match parse_duration(&String::deserialize(from)?).map_err(D::Error::custom)? {
+    text(from, ("interval", "1s"), |text| match parse_duration(text)? {
         interval if (INTERVAL_MIN..=TIMEOUT_MAX).contains(&interval) => Ok(interval),
-        _ => Err(D::Error::custom("it must be from 100ms to 1h")),
-    }
+        _ => Err("it must be from 100ms to 1h".into()),
+    })
 }
 
-fn read<T: DeserializeOwned>(params: Params) -> Result<T, RpcError> {
-    T::deserialize(Value::Object(params)).map_err(|error| RpcError::params(format!("params: {error}")))
+fn read<T: Parameters>(params: Params) -> Result<T, RpcError> {
+    if let Some(key) = params.keys().find(|key| !T::KEYS.contains(&key.as_str())) {
+        return Err(RpcError::params(match T::KEYS {
+            [] => format!("{key:?} is no key of this call, which has none: leave it out"),
+            known => unknown_key(key, "this call", known.iter().copied()),
+        }));
+    }
+    T::deserialize(Value::Object(params)).map_err(|error| {
+        let error = error.to_string();
+        let missing = error.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'));
+        RpcError::params(match missing {
+            Some(key) => format!("{key}: this call needs it"),
+            None => error,
+        })
+    })
 }
 
 /// Returns the values of keys, each of which is valid by itself.
@@ -394,10 +495,15 @@ fn set(mut params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
     let name = params.remove("name");
     let known = kinds.set_keys();
     if let Some(key) = params.keys().find(|key| !known.iter().any(|known| known.name() == *key)) {
-        let known = known.iter().map(|key| format!("`{}`", key.name())).collect::<Vec<_>>().join(", ");
-        return Err(RpcError::params(format!("unknown field `{key}`, expected `name`, {known}")));
+        let is_fixed = kinds.keys().iter().any(|known| known.name() == key);
+        return Err(RpcError::params(match is_fixed {
+            true => format!(
+                "{key}: it cannot change while the device is served: remove the device, and add it again"
+            ),
+            false => unknown_key(key, "this call", known.iter().map(Key::name)),
+        }));
     }
-    let name = name.ok_or_else(|| RpcError::params("name: give the device"))?;
+    let name = name.ok_or_else(|| RpcError::params("name: this call needs it"))?;
     let OfDevice { name } = read(Params::from_iter([("name".to_owned(), name)]))?;
     checked(&known, &present(&params))?;
     Ok(Call::DeviceSet { name, keys: params })
@@ -405,9 +511,11 @@ fn set(mut params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
 
 /// Reads the file of a capture, whose keys are those of a configuration file.
 fn capture(params: Params, kinds: &Kinds) -> Result<Call, RpcError> {
-    let capture = read(params.clone())?;
+    if let Some(key) = params.keys().find(|key| !Capture::KEYS.contains(&key.as_str())) {
+        return Err(RpcError::params(unknown_key(key, "this call", Capture::KEYS.iter().copied())));
+    }
     checked(&kinds.keys(), &present(&params))?;
-    Ok(Call::DeviceCapture(capture))
+    read(params).map(Call::DeviceCapture)
 }
 
 /// Returns the parameters that are not `null`, which removes a key.
@@ -420,14 +528,16 @@ fn present(params: &Params) -> Params {
 /// Reads the polling rule of the pool.
 fn polling(params: Params) -> Result<PollingConfig, RpcError> {
     let mistake = |mistake: Mistake| RpcError::params(mistake.to_string());
-    let values = checked(&keys::<PoolConfig>(), &params)?;
-    let changeable = keys::<PollingConfig>();
+    let (all, changeable) = (keys::<PoolConfig>(), keys::<PollingConfig>());
     let names: Vec<&str> = changeable.iter().map(Key::name).collect();
-    if let Some(key) = params.keys().find(|key| !names.contains(&key.as_str())) {
-        return Err(RpcError::params(format!("{key}: it cannot change while the workers run")));
+    let is_fixed = |key: &str| !names.contains(&key) && all.iter().any(|known| known.name() == key);
+    if let Some(key) = params.keys().find(|key| is_fixed(key)) {
+        let why = "it cannot change while the workers run: change it in the file, and restart the daemon";
+        return Err(RpcError::params(format!("{key}: {why}")));
     }
+    let values = checked(&changeable, &params)?;
     if params.is_empty() {
-        return Err(RpcError::params(format!("give one of {}", names.join(", "))));
+        return Err(RpcError::params(format!("this call needs one of {}", names.join(", "))));
     }
     let config: PollingConfig = read_keys(&values).map_err(mistake)?;
     config.rule(Notation::Keys).map_err(mistake)?;

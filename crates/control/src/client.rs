@@ -3,10 +3,12 @@
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use kickless_opener::{Want, explained};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Map, Value};
 
@@ -29,7 +31,10 @@ pub struct Client {
 pub enum ClientError {
     /// The connection failed.
     #[error("the control socket cannot be used")]
-    Io(#[from] io::Error),
+    Io(#[source] io::Error),
+    /// The daemon does not answer in time.
+    #[error("the daemon does not answer: look at its log, and try again")]
+    Silent,
     /// The daemon has closed the connection.
     #[error("the daemon has closed the connection")]
     Closed,
@@ -48,14 +53,43 @@ impl AsFd for Client {
     }
 }
 
+impl From<io::Error> for ClientError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Silent,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// Returns the reason why there is no daemon at a path.
+fn not_connected(path: &Path, error: io::Error) -> io::Error {
+    let why = match error.kind() {
+        io::ErrorKind::NotFound => {
+            "no daemon listens there: start it with kickless serve --control=PATH, or correct the path"
+        }
+        // A file that is no socket refuses connections too.
+        io::ErrorKind::ConnectionRefused if is_socket(path) => {
+            "the daemon of this socket has ended: start it again, or correct the path"
+        }
+        _ => return explained(path, Want::Connect, error),
+    };
+    io::Error::new(error.kind(), why)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a client is no daemon")]
+fn is_socket(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.file_type().is_socket())
+}
+
 impl Client {
     /// Connects to the control socket with this path.
     ///
     /// # Errors
-    /// No daemon listens there.
+    /// No daemon listens there. The error is the end of a sentence that begins with the path.
     #[expect(clippy::disallowed_methods, reason = "a client is no daemon")]
     pub fn connect(path: &Path) -> io::Result<Self> {
-        UnixStream::connect(path).map(Self::of)
+        UnixStream::connect(path).map(Self::of).map_err(|error| not_connected(path, error))
     }
 
     /// Makes calls on a connection to a control socket.

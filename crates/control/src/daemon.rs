@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kickless_daemon::{
-    AddError, AddOutcome, DeviceConfig, DeviceState, DeviceStatus, Mistake, Notation, PollingConfig,
+    AddOutcome, DeviceConfig, DeviceState, DeviceStatus, FindError, Mistake, Notation, PollingConfig,
     Registry, Reloaded, SavedTable, UsedDevices, sentence, values,
 };
 use kickless_opener::{Descriptors, NoDescriptor, Peer};
@@ -139,7 +139,7 @@ impl Daemon {
         }
         match self.registry.add_given(config, given) {
             Ok(outcome) => Ok(json!({ "added": outcome == AddOutcome::New })),
-            Err(error) => Err(RpcError::failed(add_sentence(&error))),
+            Err(error) => Err(RpcError::failed(error.sentence())),
         }
     }
 
@@ -175,7 +175,13 @@ impl Daemon {
 
     fn status(&self, name: &str) -> Result<DeviceStatus, RpcError> {
         let found = self.registry.list().into_iter().find(|status| status.config.name() == Some(name));
-        found.ok_or_else(|| no_device(name))
+        found.ok_or_else(|| self.no_device(name))
+    }
+
+    fn no_device(&self, name: &str) -> RpcError {
+        let devices = self.registry.list();
+        let names = devices.iter().filter_map(|status| status.config.name());
+        failed(FindError::no_device(name, names))
     }
 
     /// Returns the devices.
@@ -210,7 +216,7 @@ impl Daemon {
         let listed = self.registry.list().into_iter().filter(|status| is_wanted(&status.config));
         let mut devices: Vec<DeviceStats> = listed.map(|status| DeviceStats::new(&status)).collect();
         if let Some(name) = name.filter(|_| devices.is_empty()) {
-            return Err(no_device(name));
+            return Err(self.no_device(name));
         }
         for device in self.registry.devices().filter(|device| is_wanted(device.config())) {
             let name = device.config().name().unwrap_or_default();
@@ -249,18 +255,6 @@ impl Daemon {
 
 fn failed(error: impl std::error::Error + 'static) -> RpcError {
     RpcError::failed(sentence(&error))
-}
-
-fn no_device(name: &str) -> RpcError {
-    RpcError::failed(format!("there is no device {name}"))
-}
-
-/// Returns the sentence of an error with the key that it is about.
-fn add_sentence(error: &AddError) -> String {
-    match error.option() {
-        Some(option) => format!("{option}: {}", sentence(error)),
-        None => sentence(error),
-    }
 }
 
 /// Returns the name and the state of a device.

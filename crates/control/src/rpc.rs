@@ -53,9 +53,8 @@ impl RpcError {
     }
 
     /// Returns the error of a call with an unknown name.
-    pub(crate) fn no_method(name: &str) -> Self {
-        let shown: String = name.chars().take(64).collect();
-        Self::new(METHOD_NOT_FOUND, format!("there is no call {shown:?}: rpc.discover lists the calls"))
+    pub(crate) fn no_method(why: impl Into<String>) -> Self {
+        Self::new(METHOD_NOT_FOUND, why)
     }
 
     /// Returns the error of parameters that do not fit the call.

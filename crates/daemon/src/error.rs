@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use kickless_device::{CloseError, StartError, Unsupported};
 use kickless_opener::{NoDescriptor, Refused, SocketError};
+use kickless_values::nearest;
 use kickless_vhost::Ended;
 
 use super::config::{MakeError, Mistake};
+use super::sentence::sentence;
 
 /// The error of a device that cannot be added. The registry has not changed then.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +95,14 @@ pub enum AddError {
 }
 
 impl AddError {
+    /// Returns the error as one sentence that begins with its option.
+    pub fn sentence(&self) -> String {
+        match self.option() {
+            Some(option) => format!("{option}: {}", sentence(self)),
+            None => sentence(self),
+        }
+    }
+
     /// Returns the option that the error is about, if it is a single one.
     pub fn option(&self) -> Option<&str> {
         match self {
@@ -115,10 +125,12 @@ impl AddError {
 #[non_exhaustive]
 pub enum FindError {
     /// There is no device of this name.
-    #[error("there is no device {name}")]
+    #[error("there is no device {name}{}", near.as_ref().map_or_else(String::new, |near| format!(": did you mean {near}?")))]
     NoDevice {
         /// The name.
         name: String,
+        /// The name of a device that is probably meant.
+        near: Option<String>,
     },
     /// The device is being opened or removed, or has ended.
     #[error("the device {name} is not served now")]
@@ -126,6 +138,13 @@ pub enum FindError {
         /// The device.
         name: String,
     },
+}
+
+impl FindError {
+    /// Returns the error of a name that none of the devices with these names has.
+    pub fn no_device<'d>(name: &str, devices: impl IntoIterator<Item = &'d str>) -> Self {
+        Self::NoDevice { name: name.into(), near: nearest(name, devices).map(str::to_owned) }
+    }
 }
 
 /// The error of a device that cannot be changed.

@@ -81,7 +81,7 @@ pub use config::{
     CaptureConfig, DEVICE_SPAN, DeviceConfig, Identity, Key, KeyError, Kind, KindConfig, KindEntry, Kinds,
     LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, PollMode, PollingConfig,
     PoolConfig, SavedTable, ServeConfig, Served, Settable, Share, SocketMode, Switch, Value, Values, Words,
-    check, keys, parse_device_name, read, removed_option, show_name, text, values,
+    alternatives, check, keys, parse_device_name, read, removed_option, show_name, text, unknown_key, values,
 };
 pub use device_status::{DeviceState, DeviceStatus};
 pub use error::{

@@ -263,7 +263,7 @@ impl Registry {
     /// Lists a device that could not be opened, and tries it again at intervals until it is served or
     /// removed.
     pub fn add_unavailable(self: &Arc<Self>, config: DeviceConfig, error: &AddError) {
-        self.list_unavailable(config, sentence(error));
+        self.list_unavailable(config, error.sentence());
     }
 
     /// Lists a device that could not be opened for the reason `error`.
@@ -281,8 +281,8 @@ impl Registry {
                     state.unavailable.not_tried(id);
                     continue;
                 };
-                let error =
-                    registry.add_now(config, &Descriptors::default()).err().map(|error| sentence(&error));
+                let error = registry.add_now(config, &Descriptors::default()).err();
+                let error = error.map(|error| error.sentence());
                 state.unavailable.tried(id, error);
             }
         };
@@ -475,8 +475,11 @@ impl Registry {
     /// Returns a reference to a served device.
     pub(crate) fn served(&self, name: &str) -> Result<DeviceRef, FindError> {
         let devices = &self.state.devices;
-        let found = devices.lock().entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
-        let id = found.ok_or_else(|| FindError::NoDevice { name: name.into() })?;
+        let id = {
+            let table = devices.lock();
+            let found = table.entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
+            found.ok_or_else(|| FindError::no_device(name, table.names()))?
+        };
         let reference = devices.reference(id).map(DeviceRef);
         reference.ok_or_else(|| FindError::NotServed { name: name.into() })
     }

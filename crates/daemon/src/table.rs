@@ -149,6 +149,11 @@ impl<D> Entry<D> {
 }
 
 impl<D> Table<D> {
+    /// Returns the names of all devices.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.name.as_str())
+    }
+
     pub(crate) fn find(&mut self, id: u64) -> Option<&mut Entry<D>> {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }

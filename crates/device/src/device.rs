@@ -123,12 +123,19 @@ pub struct OwnProtocolFeatures {
     /// Features of the transport that front-ends do not use correctly with this kind of device. The transport
     /// does not offer them.
     pub withheld: ProtocolFeatures,
+    /// The most bytes of the configuration space that a front-end of this kind of device reads. The transport
+    /// refuses to read more, because the front-end is that of another kind. `None` for any number.
+    pub config_bytes_max: Option<usize>,
 }
 
 /// Returns the features of a kind of device that has and withholds none.
 impl Default for OwnProtocolFeatures {
     fn default() -> Self {
-        Self { offered: ProtocolFeatures::empty(), withheld: ProtocolFeatures::empty() }
+        Self {
+            offered: ProtocolFeatures::empty(),
+            withheld: ProtocolFeatures::empty(),
+            config_bytes_max: None,
+        }
     }
 }
 

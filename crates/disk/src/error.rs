@@ -17,6 +17,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// There is no such file, and the name has the form of another program.
+    #[error("there is no file {}: {cure}", path.display())]
+    Foreign {
+        /// The name.
+        path: PathBuf,
+        /// The name to write instead, as the end of a sentence.
+        cure: String,
+    },
     /// The descriptor that stands for the disk is not there.
     #[error(transparent)]
     NoDescriptor(#[from] NoDescriptor),
@@ -28,8 +36,8 @@ pub enum Error {
         /// The reason, as the end of a sentence.
         why: &'static str,
     },
-    /// The file may not be written, though it may be readable.
-    #[error("{} cannot be opened for writing: {source} (--read-only needs no right to write)", path.display())]
+    /// The file may be read, and not written.
+    #[error("{} cannot be opened for writing: {source}: change that, or set read-only", path.display())]
     OpenForWriting {
         /// The path.
         path: PathBuf,
@@ -109,6 +117,12 @@ pub enum Error {
     /// This build lacks the kind of disk.
     #[error("this program was built without the feature {0}")]
     NotBuilt(&'static str),
+    /// The file is no qcow2 image, and its name says that it is one.
+    #[error("{} is no qcow2 image: if it is a raw one, leave out qcow2:", path.display())]
+    NotQcow2 {
+        /// The path.
+        path: PathBuf,
+    },
     /// A library or its server refuses the disk.
     #[error("{disk} cannot be used: {source}")]
     Library {

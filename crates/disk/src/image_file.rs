@@ -1,6 +1,7 @@
 //! Opens the files of images of any format.
 
 use crate::handed_image::HandedImage;
+use crate::spec::foreign;
 use crate::{Cache, Error, Options};
 use kickless_opener::{Alignment, descriptor_name, image, is_same_description, reopen, status};
 use kickless_sync::lock;
@@ -157,12 +158,22 @@ fn may_share(one: &File, other: &File) -> bool {
 fn open_file(path: &Path, options: &Options) -> Result<ImageFile, Error> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !options.read_only => {
-            Error::OpenForWriting { path: path.to_owned(), source }
+            match image(path, false, false) {
+                Ok(_) => Error::OpenForWriting { path: path.to_owned(), source },
+                Err(source) => Error::Open { path: path.to_owned(), source },
+            }
         }
         _ => Error::Open { path: path.to_owned(), source },
     };
+    let not_found = |source: io::Error| {
+        let cure = path.to_str().filter(|_| source.kind() == io::ErrorKind::NotFound).and_then(foreign::cure);
+        match cure {
+            Some(cure) => Error::Foreign { path: path.to_owned(), cure },
+            None => Error::Open { path: path.to_owned(), source },
+        }
+    };
     // This comes before the open, because the open of a FIFO would wait for its other end.
-    check_type(path, status(path).map_err(failed)?.file_type())?;
+    check_type(path, status(path).map_err(not_found)?.file_type())?;
     let open = |is_direct| image(path, !options.read_only, is_direct);
     let without_direct = |file| Ok(ImageFile { file: Arc::new(file), direct: None });
     if options.cache == Cache::Writeback {

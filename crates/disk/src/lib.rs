@@ -126,4 +126,4 @@ pub use resized::Resized;
 pub use spec::fault_rules::{BadRule, FaultRules};
 pub use spec::nbd_uri::{BadUri, NbdUri};
 pub use spec::rbd_name::{BadRbdName, RbdName};
-pub use spec::{BadDiskSpec, DiskSpec};
+pub use spec::{BadDiskSpec, DiskSpec, parse_disk_size};

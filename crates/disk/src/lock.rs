@@ -16,6 +16,7 @@ use kickless_sync::lock;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -68,13 +69,15 @@ pub enum LockError {
     #[error("another device of this process is using it; give each device its own, or make both read-only")]
     Here,
     /// Another process has the image open for writing.
-    #[error("another process has it open for writing")]
+    #[error("another process has it open for writing: end that process, or give each its own image")]
     Written,
     /// Another process uses the image and does not let others write to it.
-    #[error("another process is using it and denies writes to others")]
+    #[error(
+        "another process is using it and denies writes to others: end that process, or make both read-only"
+    )]
     NotShared,
     /// Another process uses the image exclusively.
-    #[error("another process is using it exclusively")]
+    #[error("another process is using it exclusively: end that process, or give each its own image")]
     Exclusive,
     /// Another client of the cluster has the lock.
     #[error("another client of the cluster, {0}, is using it")]
@@ -294,6 +297,15 @@ pub fn check_within(file: &File, read_only: bool, wait_max: Duration) -> Result<
     retry_within(wait_max, || check(file, read_only), |_| {})
 }
 
+/// Returns the beginning of the sentence about an image that cannot be locked. It names the process that had
+/// locked the image at the start of this one.
+pub fn cannot_be_locked(file: &File, path: &Path) -> String {
+    match kickless_opener::holder(file) {
+        Some(holder) => format!("{} is locked by {holder}", path.display()),
+        None => format!("{} cannot be locked", path.display()),
+    }
+}
+
 /// Returns the lock of one byte for `fcntl`.
 fn range(byte: i64, kind: i32) -> libc::flock {
     libc::flock {
@@ -311,7 +323,6 @@ mod tests {
     use std::cell::Cell;
     use std::fs::OpenOptions;
     use std::io::{BufRead, BufReader, Write};
-    use std::path::Path;
     use std::process::{Command, Stdio};
 
     use tempfile::NamedTempFile;

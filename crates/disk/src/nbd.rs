@@ -27,6 +27,7 @@ mod wire;
 use crate::control::DiskControl;
 use crate::library::Library;
 use crate::offload::{Offload, OffloadOp};
+use crate::spec::nbd_uri::Server;
 use crate::{Error, NbdUri, Options, Resized};
 use client::{CONNECT_WITHIN, Client, stop_within};
 use connection::Connection;
@@ -39,6 +40,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::Span;
+use wire::Problem;
 
 /// The longest time to open a disk.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
@@ -63,10 +65,10 @@ impl Nbd {
     /// One sentence for the operator.
     pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Arc<Offload>), Error> {
         let failed = |source: io::Error| Error::Library { disk: uri.to_string(), source };
-        let address = Address::of(&uri.server).map_err(failed)?;
+        let address = Address::of(&uri.server).map_err(|error| failed(not_found(&uri.server, error)))?;
         let (socket, export) = address
             .connect(&uri.export, Instant::now() + OPEN_WITHIN, &Inbox::new().map_err(failed)?)
-            .map_err(|problem| failed(io::Error::other(problem)))?;
+            .map_err(|problem| failed(not_reached(&uri.server, problem)))?;
         let size = export.accessible_size();
         if size < export.size {
             let block = export.sizes.of_ops().block();
@@ -113,6 +115,34 @@ impl Nbd {
             (Some(thread), identity(uri), stop_within(uri) + 3 * CONNECT_WITHIN);
         let received = Mutex::default();
         Ok((Self { inbox, thread, identity, offload: offload.clone(), job_within, received }, offload))
+    }
+}
+
+/// Returns the error of a host whose address is not known.
+fn not_found(server: &Server, error: io::Error) -> io::Error {
+    match server {
+        Server::Tcp { host, .. } => io::Error::other(format!(
+            "the host {host} cannot be looked up ({error}): correct its name, or give its address"
+        )),
+        Server::Unix(_) => error,
+    }
+}
+
+/// Returns the error of a server that does not give its export. Says what to do about a server that does not
+/// listen or answer.
+fn not_reached(server: &Server, problem: Problem) -> io::Error {
+    match (server, problem) {
+        (Server::Tcp { host, port }, Problem::Io(error))
+            if error.kind() == io::ErrorKind::ConnectionRefused =>
+        {
+            io::Error::other(format!(
+                "no NBD server listens on port {port} of {host}: start it, or correct the address"
+            ))
+        }
+        (Server::Tcp { host, port }, Problem::Slow) => io::Error::other(format!(
+            "{host} does not answer on port {port}: correct the address, or let the firewall pass it"
+        )),
+        (_, problem) => io::Error::other(problem),
     }
 }
 

@@ -4,13 +4,14 @@
 //! parses and formats all of them. The command line, the configuration file and the log use it.
 
 pub(crate) mod fault_rules;
+pub(crate) mod foreign;
 pub(crate) mod nbd_uri;
 mod percent;
 pub(crate) mod rbd_name;
 
 use crate::{BadRbdName, BadRule, BadUri, FaultRules, NbdUri, RbdName, SECTOR};
 use kickless_opener::{Target, descriptor_name};
-use kickless_values::{format_size, parse_size};
+use kickless_values::{format_size, parse_any_size};
 use nbd_uri::Server;
 use std::ffi::OsStr;
 use std::fmt;
@@ -52,12 +53,12 @@ pub enum BadDiskSpec {
     #[error("a disk needs a size above 0")]
     NoSize,
     /// The size is too large for a disk.
-    #[error("{0:?} is too large")]
+    #[error("{0:?} is too large: a disk has less than 8E")]
     TooLarge(String),
     /// The size is not a multiple of 512.
-    #[error("{0:?} is not a multiple of 512 bytes")]
+    #[error("{0:?} is not a multiple of 512 bytes (write it like 1M)")]
     PartialSector(String),
-    /// The size is invalid: see [`parse_size`].
+    /// The size is invalid: see [`parse_any_size`].
     #[error("{0}")]
     Size(String),
     /// `fault:` has rules and no disk.
@@ -179,8 +180,8 @@ fn parse_utf8(text: &str) -> Result<DiskSpec, BadDiskSpec> {
             DiskSpec::Nbd(text.parse()?)
         }
         Some(("rbd", _)) => DiskSpec::Rbd(Box::new(text.parse()?)),
-        Some(("null", bytes)) => DiskSpec::Null(parse_bytes(bytes)?),
-        Some(("mem", bytes)) => DiskSpec::Memory(parse_bytes(bytes)?),
+        Some(("null", bytes)) => DiskSpec::Null(parse_disk_size(bytes)?),
+        Some(("mem", bytes)) => DiskSpec::Memory(parse_disk_size(bytes)?),
         Some(("fault", rest)) => {
             let (rules, under) = rest.split_once(':').ok_or(BadDiskSpec::NoFaultyDisk)?;
             let rules = rules.parse()?;
@@ -193,13 +194,17 @@ fn parse_utf8(text: &str) -> Result<DiskSpec, BadDiskSpec> {
     })
 }
 
-/// Parses the size of a disk that has only a size.
-fn parse_bytes(text: &str) -> Result<u64, BadDiskSpec> {
-    match parse_size(text).map_err(BadDiskSpec::Size)? {
-        0 => Err(BadDiskSpec::NoSize),
-        bytes if bytes > i64::MAX as u64 => Err(BadDiskSpec::TooLarge(text.to_owned())),
-        bytes if !bytes.is_multiple_of(SECTOR) => Err(BadDiskSpec::PartialSector(text.to_owned())),
-        bytes => Ok(bytes),
+/// Parses the size of a disk.
+///
+/// # Errors
+/// A disk cannot have this size.
+pub fn parse_disk_size(text: &str) -> Result<u64, BadDiskSpec> {
+    match parse_any_size(text).map_err(BadDiskSpec::Size)? {
+        Some(0) => Err(BadDiskSpec::NoSize),
+        Some(bytes) if bytes > i64::MAX as u64 => Err(BadDiskSpec::TooLarge(text.to_owned())),
+        Some(bytes) if !bytes.is_multiple_of(SECTOR) => Err(BadDiskSpec::PartialSector(text.to_owned())),
+        Some(bytes) => Ok(bytes),
+        None => Err(BadDiskSpec::TooLarge(text.to_owned())),
     }
 }
 
@@ -274,8 +279,9 @@ mod tests {
             ("qcow2:", BadDiskSpec::NoPath),
             ("null:0", BadDiskSpec::NoSize),
             ("mem:8E", BadDiskSpec::TooLarge("8E".into())),
+            ("null:64E", BadDiskSpec::TooLarge("64E".into())),
             ("mem:1000", BadDiskSpec::PartialSector("1000".into())),
-            ("null:", BadDiskSpec::Size(parse_size("").unwrap_err())),
+            ("null:", BadDiskSpec::Size(parse_any_size("").unwrap_err())),
             ("fault:eio", BadDiskSpec::NoFaultyDisk),
             ("fault:fire:a", BadDiskSpec::Rule(BadRule::Fault("fire".into()))),
             ("fault:eio:", BadDiskSpec::Empty),

@@ -8,6 +8,7 @@ use std::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use driver::{Error, Failure, Invalid};
+use kickless_opener::errno_of;
 use rustix::io::Errno;
 
 /// The largest length of a sentence in bytes, with its terminating zero.
@@ -79,7 +80,7 @@ impl From<Error> for Fault {
 fn errno(error: &Error) -> Errno {
     match error {
         Error::Connect { source, .. } | Error::Os { source, .. } => {
-            Errno::from_io_error(source).unwrap_or(Errno::IO)
+            errno_of(source).map_or(Errno::IO, Errno::from_raw_os_error)
         }
         Error::Memory(kickless_memory::Error::Mmap { source, .. }) => {
             Errno::from_io_error(source).unwrap_or(Errno::NOMEM)

@@ -9,6 +9,7 @@ mod man;
 #[cfg(test)]
 mod reference;
 mod sandbox;
+mod sentence;
 #[cfg(test)]
 mod tests;
 mod upgrade;
@@ -17,15 +18,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use kickless_bench::Bench;
-use kickless_daemon::{KindConfig, KindEntry, Mistake, Notation, Words, removed_option};
+use kickless_daemon::{KindConfig, KindEntry, Mistake, Notation, Words};
 use kickless_kinds::kinds;
 
-use crate::log::LogFormat;
+use crate::log::{LogFormat, check_filter};
 use crate::service::Service;
 pub(crate) use control::{ControlOptions, ControlPath, Ctl, Metrics, Top, runtime_directories};
 use device::DeviceOptions;
@@ -252,24 +253,19 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
         return Ok(Invocation::Print(format!("{}\n", kind.capabilities())));
     }
     let usual = kinds.commands().next().map(KindEntry::words);
-    let others = ["bench", "serve", "ctl", "metrics", "top", "store", "completions"]
-        .into_iter()
-        .find(|part| is_part(part));
-    let part =
-        others.or(kind.map(|kind| kind.words().name)).or(usual.map(|usual| usual.name)).unwrap_or_default();
-    let key = usual.map_or("", |usual| usual.key);
-    let matches = Cli::command().try_get_matches_from(arguments);
+    let usual = usual.map_or(("", ""), |usual| (usual.name, usual.key));
+    let matches = Cli::command().try_get_matches_from(&arguments);
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(Cli { command, log_level, log_format }) => Ok(Invocation::Run {
-            log_level: LogLevel::new(log_level, source),
-            log_format,
-            work: command.work()?,
-        }),
+        Ok(Cli { command, log_level, log_format }) => {
+            let log_level = LogLevel::new(log_level, source);
+            check_filter(&log_level.filter).map_err(|why| format!("{log_level}: {why}"))?;
+            Ok(Invocation::Run { log_level, log_format, work: command.work()? })
+        }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Invocation::Print(error.render().to_string()))
         }
-        Err(error) => Err(sentence(&error, part, key)),
+        Err(error) => Err(sentence::of(&error, Cli::command(), &arguments, usual)),
     }
 }
 
@@ -325,29 +321,4 @@ impl OtherCommand {
 /// Returns the sentence about options that cannot be combined.
 fn wrong_option(mistake: Mistake) -> String {
     format!("{}: {}", Notation::CommandLine.option(&mistake.option), mistake.why)
-}
-
-/// Returns the message of `error` as one sentence, without the usage that follows it.
-///
-/// A device of the usual kind needs the option `key`.
-fn sentence(error: &clap::Error, part: &str, key: &str) -> String {
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let example = match part {
-            "bench" => "blk --socket-path=PATH".into(),
-            "ctl" => "list".into(),
-            _ => format!("--socket-path=PATH --{key}=PATH"),
-        };
-        return format!("say what to do, for example: kickless {part} {example}");
-    }
-    if error.kind() == ErrorKind::UnknownArgument
-        && let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
-        && let Some(mistake) = option.strip_prefix("--").and_then(removed_option)
-    {
-        return wrong_option(mistake);
-    }
-    let text = error.render().to_string();
-    let lines = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim);
-    let joined = lines.collect::<Vec<_>>().join(" ");
-    let said = joined.strip_prefix("error: ").unwrap_or(&joined);
-    format!("{said} (see kickless {part} --help)")
 }

@@ -5,19 +5,20 @@
 //! without the dashes. The same parsers read their values.
 
 mod section;
+mod syntax;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use kickless_daemon::{DeviceConfig, KindEntry, Kinds, Notation, PoolConfig, keys, read as read_keys};
 use kickless_kinds::kinds;
-use kickless_opener::{config_file, file, real_path};
+use kickless_opener::{Want, config_file, explained, file, real_path};
 
 use crate::cli::{ControlOptions, SandboxOptions, UpgradeOptions};
-use crate::service::Service;
+use crate::service::{Lines, Service};
 use crate::wire::check_cpus;
 use section::{Section, Text};
 
@@ -32,6 +33,7 @@ pub(crate) fn read(path: &Path) -> Result<Service> {
         Some(file) => file.and_then(|mut file| bytes(&mut file)),
         None => read_bytes(path),
     };
+    let text = text.map_err(|error| explained(path, Want::Read, error));
     parse_bytes(path, &text.with_context(|| about(path))?)
 }
 
@@ -59,7 +61,11 @@ fn bytes(file: &mut File) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The contents are wrong. The error is one sentence with the name of the file, the line and the key.
 pub(crate) fn parse_bytes(path: &Path, text: &[u8]) -> Result<Service> {
-    parse(path, str::from_utf8(text).with_context(|| about(path))?)
+    let parsed = str::from_utf8(text).map_err(|error| {
+        let line = 1 + text[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
+        anyhow!("{}:{line}: it is no text in UTF-8: save the file as UTF-8", path.display())
+    });
+    parse(path, parsed?)
 }
 
 /// Checks the contents of the file, and the CPUs that it names. Opens no disk and no socket. Returns a line
@@ -69,7 +75,7 @@ pub(crate) fn parse_bytes(path: &Path, text: &[u8]) -> Result<Service> {
 /// As for [`read`].
 pub(crate) fn check(path: &Path) -> Result<String> {
     let service = read(path)?;
-    check_cpus(service.pool.cpus(), service.notation)?;
+    check_cpus(&service)?;
     let count = |kind: &dyn KindEntry| {
         let words = kind.words();
         match service.devices.iter().filter(|device| device.kind.words() == words).count() {
@@ -88,7 +94,12 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     let defaults = whole.table("defaults", "[defaults]")?;
     let sections = whole.tables("device", "[[device]]")?;
     whole.end()?;
-    let pool = pool_of(&mut pool)?;
+    let mut lines = Lines::default();
+    let pool = {
+        let config = pool_of(&mut pool)?;
+        pool.keys().for_each(|(key, line)| lines.add(None, key, line));
+        config
+    };
     if let Some(defaults) = &defaults {
         check_defaults(defaults, &kinds)?;
     }
@@ -100,8 +111,15 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
             section.add_absent(defaults, &kinds.foreign_keys(|key| section.has(key)));
         }
         let device = device_of(&mut section, &kinds)?;
+        section.keys().for_each(|(key, line)| lines.add(device.name(), key, line));
         let taken = |what: &str, line: usize, shown: &str, first: usize| {
-            text.at(line, format!("{what}: the device of line {first} has {shown} already: use another one"))
+            let why = match section.has_value(what) {
+                true => format!("the device of line {first} has {shown} already: use another one"),
+                false => format!(
+                    "this [[device]] is called {shown} after its socket, as that of line {first} is: give it a name"
+                ),
+            };
+            text.at(line, format!("{what}: {why}"))
         };
         if let Some(name) = device.name()
             && let Some(first) = names.insert(name.to_owned(), section.line("name"))
@@ -133,6 +151,7 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
         pool,
         devices,
         file,
+        lines,
         without_socket,
         fd: None,
         control,
@@ -142,6 +161,7 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     })
 }
 
+/// Reads the table `[pool]`.
 fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {
     let values = section.read(&keys::<PoolConfig>())?;
     let pool: PoolConfig = read_keys(&values).map_err(|mistake| section.mistake(&mistake))?;

@@ -38,7 +38,7 @@ pub(crate) fn exit_on_panic(is_caught: fn() -> bool) {
         // Captured only with RUST_BACKTRACE=1.
         let trace = Backtrace::capture();
         if trace.status() == BacktraceStatus::Captured {
-            log::print_sentence(&trace.to_string());
+            log::print_text(&trace.to_string());
         }
         exit_now(EXIT_FAILURE)
     }));

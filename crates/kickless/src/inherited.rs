@@ -6,11 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{env, fs, process};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use kickless_daemon::{Endpoint, PassedListener};
+use kickless_daemon::{Endpoint, PassedListener, sentence};
 use kickless_opener::Descriptors;
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
 use crate::service::{InheritedSocket, Service};
+use crate::wrong_use::WrongUse;
 
 /// The first number after standard error.
 pub(crate) const FIRST: i32 = 3;
@@ -106,7 +107,7 @@ pub(crate) fn sockets(
             && !socket.has_path(path)
         {
             let own = socket.path().map_or("without a name".into(), |path| path.display().to_string());
-            let option = device.option(service.notation, "socket-path");
+            let option = service.place(device.name(), "socket-path");
             bail!(
                 "{option}: the service manager passes the socket {own} for it: write that, or leave it out"
             );
@@ -129,7 +130,11 @@ fn take(noted: &mut Noted, fd: i32) -> Result<OwnedFd> {
 /// The descriptor is not a socket for front-ends. The error is one sentence that names the option.
 pub(crate) fn endpoint(noted: &Noted, of: InheritedSocket) -> Result<Endpoint> {
     let inherited = adopt(noted, of.number()).and_then(|socket| Ok(Endpoint::inherited(socket)?));
-    inherited.with_context(|| of.to_string())
+    let inherited = inherited.with_context(|| of.to_string());
+    inherited.map_err(|error| match of {
+        InheritedSocket::Fd(_) => WrongUse::of(sentence(&*error)),
+        InheritedSocket::OfManager(_) => error,
+    })
 }
 
 /// Takes ownership of the inherited descriptors that are sent with a call, by their names.
@@ -141,7 +146,8 @@ pub(crate) fn given(noted: &Noted, fds: &[(String, i32)]) -> Result<Vec<(String,
     for (at, (name, fd)) in fds.iter().enumerate() {
         let is_taken = fds[..at].iter().any(|(other, number)| other == name || number == fd);
         let adopted = if is_taken { Err(anyhow!("it is given twice")) } else { adopt(noted, *fd) };
-        given.push((name.clone(), adopted.with_context(|| format!("--fd={name}={fd}"))?));
+        let adopted = adopted.with_context(|| format!("--fd={name}={fd}"));
+        given.push((name.clone(), adopted.map_err(|error| WrongUse::of(sentence(&*error)))?));
     }
     Ok(given)
 }
@@ -157,7 +163,10 @@ pub(crate) fn of_devices(noted: &Noted, service: &Service) -> Result<Descriptors
             let is_taken = service.fd.is_some_and(|of| of.number() == fd) || fds.contains_key(&fd);
             let adopted =
                 if is_taken { Err(anyhow!("descriptor {fd} is named twice")) } else { adopt(noted, fd) };
-            fds.insert(fd, adopted.with_context(|| device.option(service.notation, option))?);
+            fds.insert(
+                fd,
+                adopted.map_err(|error| service.mistake(device.name(), option, &sentence(&*error)))?,
+            );
         }
     }
     Ok(fds.into_iter().map(|(number, fd)| (number.to_string(), fd)).collect())

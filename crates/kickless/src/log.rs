@@ -22,6 +22,7 @@ use tracing::{Level, Subscriber};
 use tracing_subscriber::{EnvFilter, reload};
 
 use crate::cli::LogLevel;
+pub(crate) use filter::check as check_filter;
 pub(crate) use format::without_limits;
 pub(crate) use lines::LogFormat;
 use lines::{Lines, Said};
@@ -112,7 +113,15 @@ fn subscriber(
 
 /// Prints a sentence on standard error, after all lines that were logged.
 pub(crate) fn print_sentence(sentence: &str) {
-    let line = lines().sentence(sentence);
+    print_last(&lines().sentence(sentence));
+}
+
+/// Prints a text of this program, which can have several lines, as [`print_sentence`] does.
+pub(crate) fn print_text(text: &str) {
+    print_last(&lines().text(text));
+}
+
+fn print_last(line: &str) {
     match LOG.get() {
         Some(queue) => {
             queue.put_held();

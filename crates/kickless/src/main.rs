@@ -32,9 +32,11 @@ mod top;
 mod uevents;
 mod upgrade;
 mod wire;
+mod wrong_use;
 
 use std::io::{Write, stdout};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -48,8 +50,9 @@ use rustix::process::geteuid;
 use serve::Start;
 use service::Service;
 use upgrade::{Upgrade, background};
+use wrong_use::WrongUse;
 
-/// The exit status of a wrong command line. That of all other errors is 1.
+/// The exit status of a wrong command line ([`WrongUse`]). That of all other errors is 1.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -85,7 +88,11 @@ fn main() -> ExitCode {
     if let Some(interrupted) = outcome.as_ref().err().and_then(|error| error.downcast_ref::<Interrupted>()) {
         interrupted.end();
     }
-    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if WrongUse::is(&error) => ExitCode::from(EXIT_USAGE),
+        Err(_) => ExitCode::FAILURE,
+    }
 }
 
 fn print(text: &str) -> Result<()> {
@@ -123,7 +130,7 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
     exit::exit_on_panic(kickless_disk::catches_panic);
     let service = service()?;
     service.check()?;
-    wire::check_cpus(service.pool.cpus(), service.notation)?;
+    wire::check_cpus(&service)?;
     serve::raise_descriptor_limit();
     kickless_memory::prepare_to_explain();
     #[cfg(debug_assertions)]
@@ -152,6 +159,11 @@ fn serve(log_level: &cli::LogLevel, service: impl FnOnce() -> Result<Service>) -
         .chain(sockets.values().map(|socket| socket.socket.as_fd()))
         .chain(messages.iter().map(AsFd::as_fd))
         .collect();
+    // Sentences of a process without these rights need them.
+    kickless_opener::note_host();
+    if upgrade.is_none() && shelved.is_none() {
+        kickless_opener::note_holders(service.images().iter().map(PathBuf::as_path));
+    }
     let sandbox = sandbox::enter(&service, &of_this_process, &mut relay)?;
     log::start("", log_level)?;
     let state = Arc::new(ServiceState::new(messages));

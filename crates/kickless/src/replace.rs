@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process;
 
+use kickless_opener::{Want, explained};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, fchmod, fchown, fsync, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
@@ -26,6 +27,10 @@ const NAMES_MAX: u32 = 100;
 /// # Errors
 /// The file is the old one, unless only the directory could not be synced.
 pub(crate) fn replace(path: &Path, text: &str, like: Option<&Metadata>) -> io::Result<()> {
+    replace_in(path, text, like).map_err(|error| explained(path, Want::Write, error))
+}
+
+fn replace_in(path: &Path, text: &str, like: Option<&Metadata>) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use kickless_control::SandboxInfo;
 use kickless_opener::{Authority, Calls, Target};
 use kickless_sandbox::{
@@ -190,15 +190,19 @@ fn authority(service: &Service) -> Result<Authority> {
     for device in &service.devices {
         for grant in device.grants() {
             if let Target::Library { name, .. } = &grant.to {
-                let option = device.option(service.notation, grant.option);
+                let wrong = |why: &str| Err(service.mistake(device.name(), grant.option, why));
                 match service.sandbox.mode {
                     Mode::On if name == rbd::NAME => libraries.push(name.clone()),
-                    Mode::Strict if name == rbd::NAME => bail!(
-                        "{option}: librbd opens and connects itself, which strict refuses: give --sandbox=on"
-                    ),
-                    _ => bail!(
-                        "{option}: the sandbox has no room for what the library {name} opens: give --sandbox=off"
-                    ),
+                    Mode::Strict if name == rbd::NAME => {
+                        return wrong(
+                            "librbd opens and connects itself, which strict refuses: give --sandbox=on",
+                        );
+                    }
+                    _ => {
+                        return wrong(&format!(
+                            "the sandbox has no room for what the library {name} opens: give --sandbox=off"
+                        ));
+                    }
                 }
             }
             named.push(grant.to);

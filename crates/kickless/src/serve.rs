@@ -11,7 +11,7 @@ use std::{mem, thread};
 use anyhow::{Context, Result, anyhow};
 use kickless_control::Server;
 use kickless_daemon::{
-    AddError, Beside, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, Notation, OpenDevice,
+    AddError, Beside, DeviceConfig, DeviceRef, DeviceState, DeviceStatus, Endpoint, OpenDevice,
     PassedListener, Registry, Shelved, TakenOver, sentence, take_shelved,
 };
 use kickless_io::Waker;
@@ -93,10 +93,9 @@ pub(crate) fn serve(service: Service, start: Start) -> Result<()> {
         Resizes::listen().inspect_err(|error| debug!(%error, "no events about sizes of devices")).ok();
     let asked_to_stop = Waker::new().context("no free descriptor to wait with")?;
     let wait = UnixStream::pair().context("no free descriptor to wait with")?;
-    let notation = service.notation;
     let registry = wire::registry(&service, of_devices, shelved.is_some())?;
     sockets.into_iter().for_each(|(name, socket)| registry.pass_socket(name, socket));
-    let (pool, workers) = wire::pool(&service.pool, registry.devices_max(), notation)?;
+    let (pool, workers) = wire::pool(&service, registry.devices_max())?;
     registry.set_pool(pool);
     registry.set_pool_config(service.pool.clone());
     #[cfg(debug_assertions)]
@@ -188,21 +187,25 @@ fn serve_own(
     // socket then knows that the device is served.
     let deadline = Instant::now() + TURN_WAIT;
     for opened in &mut opened {
-        opened.bind(deadline).map_err(|error| with_option(opened.config(), service.notation, error))?;
+        opened.bind(deadline).map_err(|error| with_option(opened.config(), service, error))?;
     }
     let control = control::bind(&service.control)?;
     registry.serve(opened)?;
     Ok(control)
 }
 
-/// Adds the option of the device that caused it to an error.
-fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> anyhow::Error {
-    match error.option() {
-        Some(option) => {
-            let option = config.option(notation, option);
-            anyhow::Error::new(error).context(option)
+/// Adds the option of the device that caused it to an error, with the line of the configuration file. A wrong
+/// value on a command line is a wrong command line.
+fn with_option(config: &DeviceConfig, service: &Service, error: AddError) -> anyhow::Error {
+    let Some(option) = error.option() else { return error.into() };
+    match &error {
+        AddError::Socket(socket) if socket.is_wrong_value() => {
+            service.mistake(config.name(), option, &sentence(&error))
         }
-        None => error.into(),
+        _ => {
+            let place = service.place(config.name(), option);
+            anyhow::Error::new(error).context(place)
+        }
     }
 }
 
@@ -292,9 +295,10 @@ fn open_all(opening: Opening) -> Result<Opened> {
             Err(error @ AddError::Make(_)) if !service.all_or_nothing => {
                 unavailable.push((config.clone(), error));
             }
-            Err(error) => return Err(with_option(config, service.notation, error)),
+            Err(error) => return Err(with_option(config, &service, error)),
         }
     }
+    kickless_opener::forget_holders();
     Ok(Opened { registry, devices: OpenDevices::Own { devices, unavailable }, service })
 }
 

@@ -1,12 +1,15 @@
 //! The devices that the program serves, and the workers that they share.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use kickless_daemon::{DeviceConfig, Notation, PoolConfig};
+use kickless_opener::Target;
 
 use crate::cli::{ControlOptions, SandboxOptions, UpgradeOptions};
+use crate::wrong_use::WrongUse;
 
 /// The number of an inherited socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub(crate) struct Service {
     pub(crate) devices: Vec<DeviceConfig>,
     /// The configuration file that describes them.
     pub(crate) file: Option<PathBuf>,
+    /// The lines of its keys.
+    pub(crate) lines: Lines,
     /// The names of devices of the file that have no socket of their own, and the sentence of each.
     pub(crate) without_socket: Vec<(String, String)>,
     /// The inherited socket that the only device uses instead of a path.
@@ -61,7 +66,45 @@ pub(crate) struct Service {
     pub(crate) all_or_nothing: bool,
 }
 
+/// The lines of the keys of a configuration file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lines(BTreeMap<(Option<String>, String), usize>);
+
+impl Lines {
+    /// Adds the line of a key of the device with this name, or of the pool.
+    pub(crate) fn add(&mut self, device: Option<&str>, key: &str, line: usize) {
+        self.0.insert((device.map(str::to_owned), key.to_owned()), line);
+    }
+}
+
 impl Service {
+    /// Returns the error of an option of the device with this name, or of the pool. A value on a command line
+    /// is a wrong command line.
+    pub(crate) fn mistake(&self, device: Option<&str>, option: &str, why: &str) -> Error {
+        match self.file {
+            Some(_) => anyhow!("{}: {why}", self.place(device, option)),
+            None => WrongUse::of(format!("{}: {why}", self.place(device, option))),
+        }
+    }
+
+    /// Returns the name of an option of the device with this name, or of the pool, with the file and the line
+    /// that has it.
+    pub(crate) fn place(&self, device: Option<&str>, option: &str) -> String {
+        let Some(file) = &self.file else { return self.notation.option(option) };
+        let of = device.map_or_else(|| "[pool]: ".into(), |name| format!("device {name}: "));
+        let line = self.lines.0.get(&(device.map(str::to_owned), option.to_owned()));
+        let line = line.map(|line| format!("{line}:")).unwrap_or_default();
+        format!("{}:{line} {of}{option}", file.display())
+    }
+
+    /// Returns the paths of the images of all devices.
+    pub(crate) fn images(&self) -> Vec<PathBuf> {
+        let grants = self.devices.iter().flat_map(DeviceConfig::grants);
+        grants
+            .filter_map(|grant| if let Target::Image { path, .. } = grant.to { Some(path) } else { None })
+            .collect()
+    }
+
     /// Checks that there is something to serve.
     ///
     /// # Errors

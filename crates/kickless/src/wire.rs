@@ -1,8 +1,8 @@
 //! Makes the registry and the pool of a service.
 
-use anyhow::{Context, Result, anyhow, bail};
-use kickless_daemon::{Notation, PoolConfig, Registry};
-use kickless_io::OWNERS_MAX;
+use anyhow::{Context, Result};
+use kickless_daemon::Registry;
+use kickless_io::{EngineKind, OWNERS_MAX};
 use kickless_opener::Descriptors;
 use kickless_values::CpuList;
 use kickless_worker::{Options, Poll, WorkerPool};
@@ -26,15 +26,17 @@ pub(crate) fn registry(service: &Service, inherited: Descriptors, has_others: bo
 ///
 /// # Errors
 /// The workers cannot be started. The error is one sentence.
-pub(crate) fn pool(
-    config: &PoolConfig,
-    devices_max: usize,
-    notation: Notation,
-) -> Result<(WorkerPool, Options)> {
-    let options = config.worker_options(u32::try_from(devices_max).unwrap_or(u32::MAX), notation);
-    let options =
-        options.map_err(|mistake| anyhow!("{}: {}", notation.option(&mistake.option), mistake.why))?;
-    let pool = WorkerPool::start(&options).context("the workers cannot be started")?;
+pub(crate) fn pool(service: &Service, devices_max: usize) -> Result<(WorkerPool, Options)> {
+    let devices_max = u32::try_from(devices_max).unwrap_or(u32::MAX);
+    let options = service.pool.worker_options(devices_max, service.notation);
+    let options = options.map_err(|mistake| service.mistake(None, &mistake.option, &mistake.why))?;
+    let pool = WorkerPool::start(&options).with_context(|| match service.pool.engine {
+        EngineKind::Auto => "the workers cannot be started".to_owned(),
+        engine => format!(
+            "{}: the workers cannot be started with {engine}, and auto would take another engine",
+            service.place(None, "engine")
+        ),
+    })?;
     Ok((pool, options))
 }
 
@@ -50,23 +52,22 @@ pub(crate) fn log_pool(pool: &WorkerPool, options: &Options) {
     info!(workers = options.workers, poll, "pool");
 }
 
-/// Checks that this machine has these CPUs.
+/// Checks that this machine has the CPUs of the workers.
 ///
 /// # Errors
 /// A CPU does not exist or is offline. The error is one sentence.
-pub(crate) fn check_cpus(cpus: &[usize], notation: Notation) -> Result<()> {
+pub(crate) fn check_cpus(service: &Service) -> Result<()> {
     // If the host does not list its CPUs, the workers find out when they start.
     let Ok(online) = kickless_opener::cpus_online() else { return Ok(()) };
     let online = online.trim();
     let Ok(CpuList(here)) = online.parse() else { return Ok(()) };
-    match cpus.iter().find(|cpu| !here.contains(cpu)) {
+    match service.pool.cpus().iter().find(|cpu| !here.contains(cpu)) {
         None => Ok(()),
         Some(cpu) => {
-            let option =
-                if notation == Notation::Keys { "[pool]: cpu".into() } else { notation.option("cpu") };
-            bail!(
-                "{option}: CPU {cpu} does not exist or is offline: this machine has {online}, name some of these"
-            )
+            let why = format!(
+                "CPU {cpu} does not exist or is offline: this machine has {online}, name some of these"
+            );
+            Err(service.mistake(None, "cpu", &why))
         }
     }
 }

@@ -369,7 +369,7 @@ fn unheard(arguments: &[&str]) -> Option<i32> {
 fn the_exit_status_shows_errors_that_cannot_be_printed() {
     assert_eq!(unheard(&["blk"]), Some(2));
     assert_eq!(unheard(&["blk", "--socket-path=a", "--blk-file=/nonexistent/disk.img"]), Some(1));
-    assert_eq!(unheard(&["blk", "--socket-path=a", "--blk-file=null:1M", "--log-level=ifno"]), Some(1));
+    assert_eq!(unheard(&["blk", "--socket-path=a", "--blk-file=null:1M", "--log-level=ifno"]), Some(2));
     assert_eq!(unheard(&["--help"]), Some(1));
     assert!(!Path::new("a").exists());
 }

@@ -173,13 +173,14 @@ fn a_configuration_is_saved_as_a_whole_or_not_at_all() {
     let directory = daemon.path("").display().to_string();
     for (arguments, said) in [
         (["config.save", "--control=/nonexistent/control.sock", &output], "/nonexistent/control.sock"),
-        (["config.save", "{\"a\": 1}", &output], "params"),
+        (["config.save", "{\"a\": 1}", &output], "\"a\" is no key of this call"),
         (["device.list", "{}", &output], "--output: only config.save"),
         (["config.save", "{}", "--output=/dev/null"], "no regular file"),
         (["config.save", "{}", &format!("--output={directory}")], "no regular file"),
-        (["config.save", "{}", "--output=/nonexistent/file"], "--output=/nonexistent/file: No such"),
+        (["config.save", "{}", "--output=/nonexistent/file"], "there is no directory /nonexistent"),
     ] {
-        let refused = daemon.refused(&arguments);
+        let status = if said.starts_with("--output") { 2 } else { 1 };
+        let refused = daemon.refused_with(status, &arguments);
         assert!(refused.contains(said), "{refused}");
         assert_eq!(fs::read_to_string(&file).unwrap(), text);
     }

@@ -1,22 +1,21 @@
 //! The kind `blk`: a disk.
 
 use std::fmt;
-use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use kickless_blk::{Blk, HandedDisk};
 use kickless_daemon::{
     CaptureConfig, Kind, LimitWords, Limited, LimitsConfig, MakeError, Making, Mistake, Notation, Served,
-    Settable, Switch, Words, sentence, show_name,
+    Settable, Switch, Words, show_name,
 };
 use kickless_device::{Handed, Operate};
-use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock};
+use kickless_disk::{Cache, Disk, DiskSpec, SECTOR, lock, parse_disk_size};
 use kickless_opener::Grant;
 use kickless_spec::vhost_user::RINGS_MAX;
-use kickless_values::{format_size, parse_number, parse_size};
+use kickless_values::{format_size, parse_number, parse_size_within};
 use rustix::fs::fstat;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -130,7 +129,10 @@ impl fmt::Display for OnError {
 
 fn parse_serial(text: &str) -> Result<String, String> {
     if text.len() > SERIAL_BYTES_MAX {
-        return Err(format!("it has {} bytes, and {SERIAL_BYTES_MAX} are the most", text.len()));
+        return Err(format!(
+            "it has {} bytes, and {SERIAL_BYTES_MAX} are the most: use a shorter one",
+            text.len()
+        ));
     }
     if !text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
         return Err("only printable ASCII characters can be sent to a guest".into());
@@ -144,12 +146,7 @@ fn parse_num_queues(text: &str) -> Result<u16, String> {
 
 /// Parses the size that a disk has at least. The maximum is that of a file.
 fn parse_blk_size(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
-        0 => Err("it must be above 0".into()),
-        bytes if bytes > i64::MAX as u64 => Err(format!("{text:?} is too large")),
-        bytes if !bytes.is_multiple_of(SECTOR) => Err(format!("{text:?} is not a multiple of 512 bytes")),
-        bytes => Ok(bytes),
-    }
+    parse_disk_size(text).map_err(|error| error.to_string())
 }
 
 /// Parses the size of a logical block.
@@ -160,10 +157,7 @@ fn parse_block_size(text: &str) -> Result<u32, String> {
 
 /// Parses the size of the cache of L2 tables.
 fn parse_cache_size(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
-        bytes if (CACHE_BYTES_MIN..=CACHE_BYTES_MAX).contains(&bytes) => Ok(bytes),
-        _ => Err(format!("it must be from {}K to {}G", CACHE_BYTES_MIN >> 10, CACHE_BYTES_MAX >> 30)),
-    }
+    parse_size_within(text, CACHE_BYTES_MIN, CACHE_BYTES_MAX)
 }
 
 /// The kind `blk`.
@@ -319,35 +313,15 @@ impl Images {
     }
 }
 
-/// Adds a hint about the probable mistake to an error about a missing file.
-fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
-    let DiskSpec::File(path) = of else { return error };
-    let is_missing = || kickless_opener::status(path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
-    if of.descriptor().is_some() || !is_missing() {
-        return error;
-    }
-    let scheme = path.to_str().and_then(|path| path.split_once(':')).map(|(scheme, _)| scheme);
-    let what = match scheme {
-        Some("nbd") => "an NBD server is written nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH".into(),
-        Some("file" | "raw") => "a raw image is written as its path alone".into(),
-        Some(scheme) if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+') => {
-            format!("{scheme}: is no kind of disk, see kickless blk --help")
-        }
-        _ => "correct the path, or make the image first".into(),
-    };
-    anyhow!("{}: {what}", sentence(&*error))
-}
-
 /// Opens the disk of a device.
 fn disk(config: &BlkConfig, making: &Making<'_>) -> Result<Blk> {
     let BlkConfig { blk_file, read_only, .. } = config;
     let lock = config.lock == Switch::On;
-    let disk = Disk::open_given(blk_file, &disk_options(config), making.given)
-        .map_err(|error| hint(error.into(), blk_file))?;
+    let disk = Disk::open_given(blk_file, &disk_options(config), making.given)?;
     if lock && !config.incoming {
         if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {
             lock::check_within(file, *read_only, lock::LOCK_WAIT_MAX)
-                .with_context(|| format!("{} cannot be locked", path.display()))?;
+                .with_context(|| lock::cannot_be_locked(file, path))?;
         }
         disk.check_own_lock().with_context(|| format!("{blk_file} cannot be locked"))?;
     }

@@ -89,13 +89,16 @@ fn a_wrong_value_is_refused_as_on_the_command_line() {
         ("kind", json!("tpm"), "a kind of device is blk or net"),
         ("kind", json!("net"), "blk-file: it is for disks, and kind is net"),
         ("port", json!("null"), "port: a device is a disk or a network card"),
-        ("memory-max", json!("97T"), "96T at most"),
+        ("memory-max", json!("97T"), "from 1M to 96T"),
         ("cache-size", json!("1K"), "it must be from 64K to 64G"),
-        ("cache-size", json!(65536), "text"),
+        ("cache-size", json!(65536), "it must be text, in quotes, such as \"100M\""),
+        ("iops", json!("5k"), "write 5000 (without quotes)"),
+        ("discard", json!(true), "it must be text, in quotes, such as \"on\""),
+        ("socket-mode", json!(432), "it must be text, in quotes, such as \"0660\""),
         ("blk-size", json!("1000"), "not a multiple of 512"),
-        ("blk-size", json!("0"), "it must be above 0"),
+        ("blk-size", json!("0"), "a disk needs a size above 0"),
         ("name", json!("a b"), "it must be 1 to 64 letters"),
-        ("fd", json!(3), "unknown field `fd`"),
+        ("fd", json!(3), "\"fd\" is no key of this call"),
     ] {
         let mut config = json!({ "blk-file": "null:1G" });
         config[key] = Value::clone(&value);

@@ -97,7 +97,10 @@ fn limits_change_while_requests_wait() {
     for (params, said) in [
         (json!({ "name": "a", "iops-max": 5 }), "iops: iops-max needs it"),
         (json!({ "name": "a", "iops": 0 }), "iops: it must be"),
-        (json!({ "name": "a", "queue-size": 5 }), "unknown field"),
+        (json!({ "name": "a", "queue-size": 5 }), "queue-size: it cannot change while the device is served"),
+        (json!({ "name": "a", "iop": 5 }), "\"iop\" is no key of this call: did you mean iops?"),
+        (json!({ "name": "a", "iops": "5k" }), "write 5000 (without quotes)"),
+        (json!({ "name": "a", "bps": 100 }), "it must be text, in quotes, such as \"100M\""),
         (json!({ "name": "b", "iops": 5 }), "no device b"),
         (json!({ "iops": 5 }), "name: "),
     ] {

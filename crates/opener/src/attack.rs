@@ -22,6 +22,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use crate::client::{Client, client, mismatch};
 use crate::error::{Parts, SocketError, SocketProblem};
 use crate::perform::{NOT_NAMED, PASST_OPTION};
+use crate::reason::errno_of;
 use crate::wire::{Reply, Request};
 use lies::{ENTRY, Given, Lie};
 
@@ -70,7 +71,7 @@ pub enum Refusal {
 
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
-        error.raw_os_error().map_or_else(|| Self::Word(error.to_string()), Self::Errno)
+        errno_of(&error).map_or_else(|| Self::Word(error.to_string()), Self::Errno)
     }
 }
 
@@ -120,7 +121,9 @@ fn tell(client: &Client, lie: Lie, directory: &Path) -> Result<(), Refusal> {
 fn judge(reply: Reply) -> Result<(), Refusal> {
     let word = |word: &str| Err(Refusal::Word(word.into()));
     match reply {
-        Reply::Errno { errno } | Reply::Tap { errno, .. } => Err(Refusal::Errno(errno)),
+        Reply::Errno { errno } | Reply::Explained { errno, .. } | Reply::Tap { errno, .. } => {
+            Err(Refusal::Errno(errno))
+        }
         Reply::Failed { text } => Err(Refusal::Word(text)),
         Reply::Outside { .. } => word("outside"),
         Reply::Refused { reason: NOT_NAMED, .. } => word("not-named"),

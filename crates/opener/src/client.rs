@@ -17,6 +17,7 @@ use rustix::net::{Shutdown, shutdown};
 
 use crate::grant::Outside;
 use crate::message;
+use crate::reason::Explained;
 use crate::wire::{self, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Reply, Request};
 
 /// The stack of the thread that reads replies.
@@ -217,6 +218,10 @@ pub(crate) fn without_refusal(answer: Answer) -> io::Result<Answer> {
     match answer.0 {
         Reply::Errno { errno } => Err(io::Error::from_raw_os_error(errno)),
         Reply::Failed { text } => Err(io::Error::other(text)),
+        Reply::Explained { errno, text } => {
+            let kind = io::Error::from_raw_os_error(errno).kind();
+            Err(io::Error::new(kind, Explained { errno, why: text }))
+        }
         Reply::Outside { path, .. } => Err(io::Error::other(Outside { path })),
         _ => Ok(answer),
     }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::client::{client, mismatch};
+use crate::reason::{Want, explained};
 use crate::wire::{Reply, Request};
 
 /// The idle time after which TCP checks that the server is alive.
@@ -26,7 +27,7 @@ const KEEPALIVE_COUNT: u32 = 3;
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     match client() {
         Some(client) => client.descriptor(&Request::ConnectUnix { path: path.to_owned() }),
-        None => connect_here(path),
+        None => connect_here(path).map_err(|error| explained(path, Want::Connect, error)),
     }
 }
 

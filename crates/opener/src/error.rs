@@ -78,7 +78,7 @@ pub enum SocketProblem {
     )]
     Exchanged,
     /// The group does not exist.
-    #[error("there is no group {0}")]
+    #[error("there is no group {0}: name one of /etc/group, or give its number")]
     NoGroup(String),
     /// The inherited descriptor is a socket of another kind.
     #[error("it is not a unix stream socket")]
@@ -89,6 +89,9 @@ pub enum SocketProblem {
     /// Its directory is outside of the roots.
     #[error(transparent)]
     Outside(#[from] Outside),
+    /// The user of this process may not use its directory.
+    #[error("{0}")]
+    Denied(String),
     /// The kernel refused an operation.
     #[error("{what}")]
     Host {
@@ -103,6 +106,11 @@ impl SocketError {
     /// Returns the error of the socket with this path.
     pub fn of(path: &Path, problem: SocketProblem) -> Self {
         Self { option: PATH_OPTION, path: Some(path.to_owned()), problem }
+    }
+
+    /// Returns whether the value of the option is wrong, whatever the host has at its path.
+    pub fn is_wrong_value(&self) -> bool {
+        matches!(self.problem, SocketProblem::TooLong { .. } | SocketProblem::NoGroup(_))
     }
 
     /// Returns the error as numbers and a text, for another process.
@@ -123,6 +131,7 @@ impl SocketError {
             SocketProblem::NotListening => (10, 0, String::new()),
             // A path that is no text is shown like this too.
             SocketProblem::Outside(Outside { path }) => (11, 0, path.display().to_string()),
+            SocketProblem::Denied(why) => (13, 0, why.clone()),
             SocketProblem::Host { what, source } => {
                 let errno = source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
                 (12, errno as u64, what.clone().into_owned())
@@ -150,6 +159,7 @@ impl SocketError {
             12 => {
                 SocketProblem::Host { what: text.into(), source: io::Error::from_raw_os_error(number as i32) }
             }
+            13 => SocketProblem::Denied(text),
             _ => return None,
         };
         let path = (option & WITHOUT_PATH == 0).then(|| path.to_owned());
@@ -198,6 +208,7 @@ mod tests {
             SocketProblem::NotUnixStream,
             SocketProblem::NotListening,
             Outside { path: "/a".into() }.into(),
+            SocketProblem::Denied("user disk may not enter /a".into()),
             host("the socket cannot be made there"),
         ];
         let path = Path::new("/s");
@@ -207,7 +218,7 @@ mod tests {
             error.path = None;
             assert_eq!(passed(&error), shown(&error));
         }
-        let unknown = Parts { option: 0, problem: 13, number: 0, text: String::new() };
+        let unknown = Parts { option: 0, problem: 14, number: 0, text: String::new() };
         assert!(SocketError::from_parts(unknown.clone(), path).is_none());
         assert!(SocketError::from_parts(Parts { option: 3, problem: 1, ..unknown }, path).is_none());
     }

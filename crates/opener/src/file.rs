@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, fstat, openat, statx};
-use rustix::io::retry_on_intr;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstat, openat, statx};
 
 use crate::answers::{Alignment, FileStatus};
 use crate::client::{Answer, client, mismatch, without_refusal};
+use crate::name::name_here;
+use crate::reason::{Want, explained};
 use crate::wire::{Reply, Request};
 
 /// The most bytes of a [`text`].
@@ -62,7 +63,7 @@ pub struct Opened {
 /// # Errors
 /// The kernel refuses it.
 pub fn file(path: &Path) -> io::Result<File> {
-    file_here(path, FileUse::Read)
+    file_here(path, FileUse::Read).map_err(|error| explained(path, Want::Read, error))
 }
 
 /// Opens the file of a capture for reading and writing, or makes it for its owner alone. A symbolic link is
@@ -86,7 +87,11 @@ pub fn capture(path: &Path) -> io::Result<File> {
 pub fn image(path: &Path, writes: bool, is_direct: bool) -> io::Result<Opened> {
     match client() {
         Some(client) => opened(client.ask(&Request::Image { path: path.to_owned(), writes, is_direct })?),
-        None => file_here(path, FileUse::Image { writes, is_direct }).map(with_alignment),
+        None => {
+            let want = if writes { Want::Write } else { Want::Read };
+            let opened = file_here(path, FileUse::Image { writes, is_direct });
+            opened.map(with_alignment).map_err(|error| explained(path, want, error))
+        }
     }
 }
 
@@ -110,7 +115,9 @@ pub fn reopen(of: BorrowedFd<'_>, writes: bool, is_direct: bool) -> io::Result<O
 /// # Errors
 /// The kernel refuses it.
 pub fn status(path: &Path) -> io::Result<FileStatus> {
-    let Some(client) = client() else { return status_of(&name_here(path)?) };
+    let Some(client) = client() else {
+        return status_of(&name_here(path).map_err(|error| explained(path, Want::Read, error))?);
+    };
     match client.ask(&Request::Status { path: path.to_owned() })? {
         (Reply::Status { status }, _) => Ok(status),
         _ => Err(mismatch()),
@@ -157,17 +164,6 @@ pub(crate) fn reopen_here(of: BorrowedFd<'_>, usage: FileUse) -> io::Result<File
 /// Returns a path that stands for this file only, whatever its name stands for.
 pub(crate) fn path_of(file: BorrowedFd<'_>) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
-}
-
-/// Opens the name of a file in this process, for its status and for [`reopen_here`]. A pipe or a device
-/// notices nothing.
-///
-/// # Errors
-/// The kernel refuses it.
-pub(crate) fn name_here(path: &Path) -> io::Result<File> {
-    // The standard library takes this flag away with musl, which counts it to the access mode.
-    let open = || openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    Ok(retry_on_intr(open)?.into())
 }
 
 /// Opens the file of a capture in this process, in a directory that is open.

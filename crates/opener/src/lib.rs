@@ -13,6 +13,7 @@
 //! | [`connect()`], [`resolve`], [`begin_tcp`] | servers and other back-ends |
 //! | [`tap()`], [`start_passt`] | queues of TAPs, processes of passt |
 //! | [`enter`] | the things that one device may use |
+//! | [`explained`] | why a path is refused: the directory, the user |
 //!
 //! ```
 //! use kickless_opener::{image, status};
@@ -54,8 +55,10 @@
 //! names its file for certain.
 //!
 //! Errors are numbers where the caller knows the option that is wrong, and makes the sentence
-//! ([`std::io::Error`], [`NoTap`]). A socket's error is a sentence of this crate ([`SocketError`]), because a
-//! dozen calls on one path have to be told apart. So is that of a file outside of the roots ([`Outside`]).
+//! ([`std::io::Error`], [`NoTap`]). If a path is missing or closed, the process that used it adds which
+//! directory is, and to which user ([`explained`]): no other process can look. A socket's error is a sentence
+//! of this crate ([`SocketError`]), because a dozen calls on one path have to be told apart. So is that of a
+//! file outside of the roots ([`Outside`]).
 //!
 //! # Threads
 //! Any thread calls these functions, and they wait as long as the file system waits: without end for a server
@@ -106,12 +109,15 @@ mod file;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod grant;
+mod holder;
 mod kernel;
 mod launcher;
 mod listener;
 mod message;
+mod name;
 mod passt;
 mod perform;
+mod reason;
 mod server;
 mod socket;
 mod sysfs;
@@ -127,12 +133,14 @@ pub use entry::{Entry, enter};
 pub use error::{SocketError, SocketProblem};
 pub use file::{Opened, capture, config_file, file, image, reopen, status};
 pub use grant::{Authority, Calls, Grant, Outside, PathUse, Reason, Refused, Root, Target, is_narrow};
+pub use holder::{Holder, forget_holders, holder, note_holders};
 pub use kernel::{Peer, is_same_description, peer, refuse_descriptors};
 pub use launcher::{LookUp, StartLookUp, launch};
 pub use listener::{Address, Listener, NameOfSocket, TURN_WAIT, real_path};
 pub use message::socket_pair;
 pub use passt::{PasstProcess, StartedPasst, has_passt, start_passt};
 pub use perform::{Config, ConfigFile};
+pub use reason::{Want, errno_of, explained};
 pub use server::{End, serve};
-pub use sysfs::{block_facts, char_subsystem, cpus_online};
+pub use sysfs::{block_facts, char_subsystem, cpus_online, io_uring_disabled, note_host};
 pub use tap::{NoTap, tap};

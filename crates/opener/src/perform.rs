@@ -17,11 +17,11 @@ use crate::client::{Answer, Client, mismatch};
 use crate::connect::{begin_tcp_here, connect_here, literal};
 use crate::directory::{Directory, Identity, SocketRights, directory_of, real_path_of};
 use crate::error::{GROUP_OPTION, Parts, SocketError, SocketProblem};
-use crate::file::{
-    FileUse, Opened, capture_here, name_here, path_of, reopen_here, status_of, with_alignment,
-};
+use crate::file::{FileUse, Opened, capture_here, path_of, reopen_here, status_of, with_alignment};
 use crate::grant::{Authority, PathUse, Target};
 use crate::listener::{admit, real_path_here};
+use crate::name::name_here;
+use crate::reason::Want;
 use crate::socket::HostAddress;
 use crate::sysfs::{block_facts_here, char_subsystem_here};
 use crate::tap::tap_here;
@@ -213,7 +213,7 @@ impl Performer {
 
     /// Opens the name of an image. Returns its canonical path and its status too.
     fn named(&self, path: &Path, permit: &Permit) -> Result<(File, PathBuf, FileStatus), Reply> {
-        let named = name_here(path)?;
+        let named = name_here(path).map_err(|error| Reply::of_path(path, Want::Read, error))?;
         let real = real_path_of(named.as_fd())?;
         if !self.state().is_within(&permit.within, PathUse::Image, &real) {
             return Err(Reply::Outside { grant: 0, path: real });
@@ -236,20 +236,21 @@ impl Performer {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && self.is_mounted_over(&real) => {
                 Err(Reply::Outside { grant: 0, path: real })
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(Reply::of_path(path, if writes { Want::Write } else { Want::Read }, error)),
         }
     }
 
     /// Connects to a socket. One that a call names is below a root.
     fn connect(&self, path: &Path, permit: &Permit) -> Result<OwnedFd, Reply> {
+        let failed = |error| Reply::of_path(path, Want::Connect, error);
         if permit.within == Within::Roots {
-            return Ok(connect_here(path)?);
+            return connect_here(path).map_err(failed);
         }
-        let named = name_here(path)?;
+        let named = name_here(path).map_err(failed)?;
         let real = real_path_of(named.as_fd())?;
         match self.state().is_within(&permit.within, PathUse::Socket, directory_of(&real)) {
             // The name may stand for another socket by now. This is the one that was looked at.
-            true => Ok(connect_here(&path_of(named.as_fd()))?),
+            true => connect_here(&path_of(named.as_fd())).map_err(failed),
             false => Err(Reply::Outside { grant: 0, path: real }),
         }
     }

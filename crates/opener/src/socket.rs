@@ -18,6 +18,7 @@ use rustix::net::{
 
 use super::directory::{Directory, Found, Identity, SocketRights};
 use super::error::{GROUP_OPTION, MODE_OPTION, PATH_OPTION, SocketError, SocketProblem};
+use super::reason::{Want, explained};
 
 /// The mark of a socket that is being made: no other socket is sticky, as the bit has no meaning for one. So
 /// a file that gets the name between the calls that make a socket is not taken for it.
@@ -113,7 +114,20 @@ impl<'a> HostAddress<'a> {
     }
 
     fn error(&self, option: &'static str, problem: SocketProblem) -> SocketError {
+        let problem = match problem {
+            SocketProblem::Host { source, .. }
+                if option == PATH_OPTION && source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                self.denied()
+            }
+            problem => problem,
+        };
         SocketError { option, path: Some(self.path.clone()), problem }
+    }
+
+    /// Returns the problem of a user who may not make the socket.
+    fn denied(&self) -> SocketProblem {
+        SocketProblem::Denied(explained(&self.path, Want::Make, Errno::ACCESS.into()).to_string())
     }
 
     /// Opens the directory, and returns the name of the socket in it.

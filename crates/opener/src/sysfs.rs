@@ -2,12 +2,14 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::fs::{major, minor};
 
 use crate::answers::BlockFacts;
 use crate::client::{client, mismatch};
 use crate::file::text;
+use crate::reason::note_user;
 use crate::wire::{Reply, Request};
 
 /// Returns the properties of the block device with this number. Unknown ones are left out.
@@ -29,6 +31,23 @@ pub fn block_facts(device: u64) -> io::Result<BlockFacts> {
 /// The kernel does not tell.
 pub fn cpus_online() -> io::Result<String> {
     text(Path::new("/sys/devices/system/cpu/online"))
+}
+
+/// Notes what later sentences say about this host: the name of the user of this process, and whether io_uring
+/// is disabled. A sandbox takes the right to read them.
+pub fn note_host() {
+    note_user();
+    io_uring_disabled();
+}
+
+/// The value of the sysctl `kernel.io_uring_disabled`.
+static IO_URING_DISABLED: OnceLock<Option<u32>> = OnceLock::new();
+
+/// Returns the value of the sysctl `kernel.io_uring_disabled`: 0 for no, 1 for all but a group, 2 for yes.
+/// Kernels before 6.6 do not have it. The first call reads it.
+pub fn io_uring_disabled() -> Option<u32> {
+    *IO_URING_DISABLED
+        .get_or_init(|| text(Path::new("/proc/sys/kernel/io_uring_disabled")).ok()?.trim().parse().ok())
 }
 
 /// Returns the name of the subsystem of the character device with this number, such as `dax`.

@@ -9,17 +9,20 @@ use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
 use crate::answers::{Alignment, BlockFacts, FileStatus};
 use crate::grant::Target;
+use crate::reason::{Want, explained};
 
 /// The most bytes of a request.
 pub(crate) const REQUEST_BYTES_MAX: usize = 32 << 10;
 /// The most bytes of a reply.
 pub(crate) const REPLY_BYTES_MAX: usize = 8 << 10;
+/// The most bytes of the reason of a reply. A path with more than half of this is not shown.
+const EXPLANATION_BYTES_MAX: usize = REPLY_BYTES_MAX / 2;
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +80,8 @@ pub(crate) enum Reply {
     Errno { errno: i32 },
     /// It failed for a reason that has no number.
     Failed { text: String },
+    /// The kernel refuses a path, for a reason that the number does not say.
+    Explained { errno: i32, text: String },
     /// A thing may not be used.
     Refused { grant: u8, reason: u8, text: String },
     /// A file is outside of the roots.
@@ -110,6 +115,17 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
+    /// Returns the reply with this error of a path, and with the reason.
+    pub(crate) fn of_path(path: &Path, want: Want, error: io::Error) -> Self {
+        let Some(errno) = error.raw_os_error() else { return Self::failure(&error) };
+        let explained = explained(path, want, error);
+        let text = Some(explained.to_string()).filter(|text| text.len() <= EXPLANATION_BYTES_MAX);
+        match text.filter(|_| explained.raw_os_error().is_none()) {
+            Some(text) => Self::Explained { errno, text },
+            None => Self::Errno { errno },
+        }
+    }
+
     /// Returns the reply with this error.
     pub(crate) fn failure(error: &io::Error) -> Self {
         match error.raw_os_error() {
@@ -365,6 +381,7 @@ codes! { Reply {
     15 Block { facts }
     16 Text { text }
     17 Group { id }
+    18 Explained { errno, text }
 } }
 
 codes! { Target {

@@ -183,7 +183,7 @@ fn sockets(directory: &Path) {
     let refused = Address::new(&path, None, Some("no such group")).unwrap_err();
     assert_eq!(
         (refused.option, refused.to_string().as_str()),
-        ("socket-group", "there is no group no such group")
+        ("socket-group", "there is no group no such group: name one of /etc/group, or give its number")
     );
     let spelled = directory.join("../").join(directory.file_name().unwrap()).join("s");
     entry

@@ -88,6 +88,7 @@ impl<T: Fake> Device for FakeDevice<T> {
         OwnProtocolFeatures {
             offered: self.0.protocol_features(),
             withheld: self.0.withheld_protocol_features(),
+            config_bytes_max: None,
         }
     }
 

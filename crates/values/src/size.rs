@@ -8,15 +8,37 @@
 /// # Errors
 /// The reason why `text` is not a size, as the end of a sentence.
 pub fn parse_size(text: &str) -> Result<u64, String> {
+    let bytes = parse_any_size(text)?;
+    bytes.ok_or_else(|| format!("{text:?} is too large: it must be below 16E"))
+}
+
+/// Parses a number of bytes from `min` to `max`, as [`parse_size`] does.
+///
+/// # Errors
+/// The reason why `text` is not such a size, as the end of a sentence.
+pub fn parse_size_within(text: &str, min: u64, max: u64) -> Result<u64, String> {
+    let bytes = parse_any_size(text)?.filter(|bytes| (min..=max).contains(bytes));
+    bytes.ok_or_else(|| format!("it must be from {} to {}", format_size(min), format_size(max)))
+}
+
+/// Parses a number of bytes, as [`parse_size`] does. Returns `None` for one that does not fit into 64 bits,
+/// for a caller whose sentence has a lower maximum.
+///
+/// # Errors
+/// The reason why `text` is not a size, as the end of a sentence.
+pub fn parse_any_size(text: &str) -> Result<Option<u64>, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
-    let unit = unit_bytes(unit).ok_or_else(|| format!("{unit:?} is not a unit (use K, M, G or T)"))?;
+    let unit = unit_bytes(unit).ok_or_else(|| match decimal_prefix(unit).filter(|_| !number.is_empty()) {
+        Some(prefix) => format!("{unit:?} is not a unit: write {number}{prefix}, in units of 1024"),
+        None if number.is_empty() => format!("{text:?} is not a size (write it like 64G)"),
+        None => format!("{unit:?} is not a unit (use K, M, G or T)"),
+    })?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if whole.is_empty() || fraction.is_empty() || fraction.contains('.') {
         return Err(format!("{text:?} is not a size (write it like 64G)"));
     }
-    let too_large = || format!("{text:?} is too large");
-    let whole: u128 = whole.parse().map_err(|_| too_large())?;
+    let Ok(whole) = whole.parse::<u128>() else { return Ok(None) };
     // With at most 18 digits, `parts * unit` is below 2^120: the largest unit is 2^60.
     let fraction = fraction.trim_end_matches('0');
     let scale = 10u128.checked_pow(fraction.len() as u32).filter(|_| fraction.len() <= 18);
@@ -28,7 +50,17 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         return Err(format!("{text:?} is not a whole number of bytes"));
     }
     let bytes = whole.checked_mul(unit).and_then(|bytes| bytes.checked_add(parts * unit / scale));
-    bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
+    Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()))
+}
+
+/// Returns the prefix of a decimal unit, such as that of `MB`.
+fn decimal_prefix(unit: &str) -> Option<char> {
+    match unit.as_bytes() {
+        [prefix @ (b'k' | b'K' | b'M' | b'G' | b'T' | b'P' | b'E'), b'B' | b'b'] => {
+            Some(prefix.to_ascii_uppercase().into())
+        }
+        _ => None,
+    }
 }
 
 /// Returns a number of bytes as [`parse_size`] reads it, in the largest unit that divides it.
@@ -97,6 +129,29 @@ mod tests {
         }
         assert!(parse_size(&"9".repeat(100)).is_err());
         assert!(parse_size(&format!("0.{}", "1".repeat(100))).is_err());
+    }
+
+    #[test]
+    fn a_refusal_says_the_right_form() {
+        for (text, why) in [
+            ("64E", "\"64E\" is too large: it must be below 16E"),
+            ("100MB", "\"MB\" is not a unit: write 100M, in units of 1024"),
+            ("1kb", "\"kb\" is not a unit: write 1K, in units of 1024"),
+            ("MB", "\"MB\" is not a size (write it like 64G)"),
+            ("5X", "\"X\" is not a unit (use K, M, G or T)"),
+        ] {
+            assert_eq!(parse_size(text), Err(why.into()));
+        }
+    }
+
+    #[test]
+    fn a_size_within_bounds() {
+        let within = |text| parse_size_within(text, 64 << 10, 64 << 30);
+        assert_eq!((within("64K"), within("64G")), (Ok(64 << 10), Ok(64 << 30)));
+        for text in ["0", "63K", "65G", "64E"] {
+            assert_eq!(within(text), Err("it must be from 64K to 64G".into()), "{text}");
+        }
+        assert!(within("1X").unwrap_err().contains("not a unit"));
     }
 
     proptest! {

@@ -78,6 +78,11 @@ pub(crate) enum RequestError {
     NoIommu,
     #[error("ring {index}: its areas are misaligned")]
     Misaligned { index: u16 },
+    #[error(
+        "it reads {bytes} bytes of the configuration space, more than a {own} has: it is the front-end of another kind \
+         of device, so connect it to the socket of one"
+    )]
+    OtherKind { bytes: usize, own: &'static str },
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]

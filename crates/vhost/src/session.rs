@@ -267,6 +267,12 @@ impl Session {
             }
 
             Message::GetConfig(config) => {
+                let bytes = config_offset(config.offset).saturating_add(config.data.len());
+                if let Some(max) = self.device.protocol_features().config_bytes_max
+                    && bytes > max
+                {
+                    return Err(RequestError::OtherKind { bytes, own: self.device.words().name });
+                }
                 if !std::mem::replace(&mut self.driver_known, true) {
                     self.device.reset(Driver::Fresh);
                     self.rings.expects_new_driver = true;

@@ -9,6 +9,7 @@ use std::error::Error;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, Args, Command};
+use kickless_values::nearest;
 
 use super::notation::Mistake;
 use super::removed::removed_option;
@@ -65,10 +66,7 @@ impl Key {
     /// # Errors
     /// It does not. The error is the end of a sentence.
     pub fn check(&self, value: &Value) -> Result<(), String> {
-        let argument = self.argument(value)?;
-        // Other options are not needed for it.
-        let alone = bare_command().arg(self.0.clone().required(false));
-        alone.try_get_matches_from(argument).map(|_| ()).map_err(|error| why(&error))
+        self.argument(value)?.map_or(Ok(()), |argument| self.parse(&argument))
     }
 
     /// Returns whether the value is a number of bytes, which may have a unit.
@@ -90,14 +88,54 @@ impl Key {
         } else if value_type == TypeId::of::<u16>() || value_type == TypeId::of::<u32>() {
             match value {
                 Value::Number(digits) => Ok(Some(format!("--{name}={digits}"))),
-                _ => Err("it must be a whole number, without quotes".into()),
+                Value::Text(text) => {
+                    // The text may be the number, or a number with a unit, which has a sentence of its own.
+                    Err(match self.parse(&format!("--{name}={text}")) {
+                        Ok(()) => format!("it must be a whole number, without quotes: write {text}"),
+                        Err(why) => format!("{why} (without quotes)"),
+                    })
+                }
+                Value::Flag(_) | Value::Other => Err("it must be a whole number, without quotes".into()),
             }
         } else {
             match value {
                 Value::Text(text) => Ok(Some(format!("--{name}={text}"))),
-                _ => Err("it must be text, in quotes".into()),
+                _ => Err(match self.example(value) {
+                    Some(example) => format!("it must be text, in quotes, such as {example:?}"),
+                    None => "it must be text, in quotes".into(),
+                }),
             }
         }
+    }
+
+    /// Parses an argument of a command line with this option alone. Other options are not needed for it.
+    fn parse(&self, argument: &str) -> Result<(), String> {
+        let alone = bare_command().arg(self.0.clone().required(false));
+        alone.try_get_matches_from([argument]).map(|_| ()).map_err(|error| why(&error))
+    }
+
+    /// Returns a text that this key takes, as an example for somebody who wrote another value.
+    fn example(&self, instead_of: &Value) -> Option<String> {
+        let of_kind = self.0.get_value_names().and_then(<[_]>::first).and_then(|kind| match kind.as_str() {
+            "SIZE" => Some("100M"),
+            "DURATION" => Some("500us"),
+            "OCTAL" => Some("0660"),
+            "LIST" => Some("0-3"),
+            "MAC" => Some("52:54:00:12:34:56"),
+            _ => None,
+        });
+        let named: Vec<_> = self.0.get_possible_values();
+        let named =
+            |name: &str| named.iter().any(|value| value.get_name() == name).then_some(name.to_owned());
+        let written = match instead_of {
+            Value::Flag(true) => named("on"),
+            Value::Flag(false) => named("off"),
+            Value::Number(digits) => Some(digits.clone()),
+            Value::Text(_) | Value::Other => None,
+        };
+        let is_valid = |text: &String| self.parse(&format!("--{}={text}", self.name())).is_ok();
+        let first = || self.0.get_possible_values().first().map(|value| value.get_name().to_owned());
+        of_kind.map(str::to_owned).or_else(|| written.filter(is_valid)).or_else(first)
     }
 }
 
@@ -105,7 +143,7 @@ impl Key {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// There is no such key.
-    #[error("unknown field `{key}`, expected one of `{}`", known.join("`, `"))]
+    #[error("{}", unknown_key(key, "this call", known.iter().map(String::as_str)))]
     Unknown {
         /// The key.
         key: String,
@@ -115,6 +153,30 @@ pub enum KeyError {
     /// A value is invalid, or keys cannot be combined.
     #[error(transparent)]
     Mistake(#[from] Mistake),
+}
+
+/// The most keys that a sentence lists.
+const LISTED_MAX: usize = 10;
+
+/// Returns the sentence about a key that a table or a call does not have. It has the one that is probably
+/// meant, or all that are `known` if they are few.
+pub fn unknown_key<'k>(key: &str, of: &str, known: impl IntoIterator<Item = &'k str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    let cure = match nearest(key, known.iter().copied()) {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None if known.len() <= LISTED_MAX => format!("write {}", alternatives(&known)),
+        None => "kickless ctl help device.add shows the keys of devices".into(),
+    };
+    format!("{key:?} is no key of {of}: {cure}")
+}
+
+/// Returns words as one of them is chosen: `a, b or c`.
+pub fn alternatives(words: &[&str]) -> String {
+    match words {
+        [] => String::new(),
+        [word] => (*word).to_owned(),
+        [words @ .., last] => format!("{} or {last}", words.join(", ")),
+    }
 }
 
 /// Returns the keys of a group of options, in the order of its fields.
@@ -180,7 +242,7 @@ fn why(error: &clap::Error) -> String {
     match (error.source(), error.get(ContextKind::ValidValue), error.get(ContextKind::InvalidValue)) {
         (Some(source), ..) => source.to_string(),
         (None, Some(ContextValue::Strings(valid)), _) if !valid.is_empty() => {
-            format!("it must be {}", valid.join(" or "))
+            format!("it must be {}", alternatives(&valid.iter().map(String::as_str).collect::<Vec<_>>()))
         }
         (None, _, Some(ContextValue::String(value))) if value.is_empty() => {
             "it is empty: give it a value or leave it out".into()
@@ -237,22 +299,19 @@ mod tests {
     #[test]
     fn a_wrong_value_is_refused_by_the_name_of_its_key() {
         for (key, value, said) in [
-            ("red-max", text("9"), "red-max: it must be a whole number, without quotes"),
+            ("red-max", text("9"), "red-max: it must be a whole number, without quotes: write 9"),
             ("red-max", Value::Number("-1".into()), "red-max: -1 is not in"),
             ("red-max", Value::Other, "red-max: it must be a whole number"),
-            ("green", Value::Number("9".into()), "green: it must be text, in quotes"),
+            ("green", Value::Number("9".into()), "green: it must be text, in quotes, such as \"9\""),
             ("blue", text("true"), "blue: it must be true or false"),
-            ("length", Value::Number("5".into()), "length: it must be text"),
-            (
-                "pink",
-                Value::Other,
-                "unknown field `pink`, expected one of `red-max`, `green`, `blue`, `length`",
-            ),
+            ("length", Value::Number("5".into()), "length: it must be text, in quotes, such as \"100M\""),
+            ("pink", Value::Other, "\"pink\" is no key of this call: write red-max, green, blue or length"),
+            ("grean", Value::Other, "\"grean\" is no key of this call: did you mean green?"),
         ] {
             let values = of(&[(key, value)]);
             let refused = check(&keys::<Colours>(), &values).unwrap_err().to_string();
             assert!(refused.starts_with(said), "{refused}");
-            assert_eq!(key == "pink", read::<Colours>(&values).is_ok(), "{key}");
+            assert_eq!(["pink", "grean"].contains(&key), read::<Colours>(&values).is_ok(), "{key}");
         }
     }
 }

@@ -96,7 +96,7 @@ impl LimitConfig {
     fn check(&self, keys: LimitKeys, notation: Notation) -> Result<(), Mistake> {
         let base = notation.option(&keys.rate);
         let why = match (self.rate, self.max, self.max_length) {
-            (None, Some(_), _) => format!("{base}-max needs it"),
+            (None, Some(_), _) => format!("{base}-max needs it: give both"),
             (_, None, Some(_)) => format!("{base}-max-length needs {base}-max"),
             (Some(rate), Some(max), _) if max < rate => {
                 format!("{base}-max is for bursts, and must not be less")

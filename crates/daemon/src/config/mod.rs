@@ -26,7 +26,7 @@ mod values;
 
 pub use capture::CaptureConfig;
 pub use device::{DEVICE_SPAN, DeviceConfig};
-pub use keys::{Key, KeyError, Value, Values, check, keys, read, values};
+pub use keys::{Key, KeyError, Value, Values, alternatives, check, keys, read, unknown_key, values};
 pub use kind::{Kind, Served, Settable, Words};
 pub use kind_config::KindConfig;
 pub use kinds::{KindEntry, Kinds};

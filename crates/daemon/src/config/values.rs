@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use kickless_memory::quota;
-use kickless_values::{parse_duration, parse_number, parse_size};
+use kickless_values::{parse_duration, parse_number, parse_size, parse_size_within};
 
 use super::name::parse_device_name;
 
@@ -20,6 +20,8 @@ const VISITS_PER_SEC_MAX: u32 = 1_000_000_000;
 const DELAY_MAX: Duration = Duration::from_secs(1);
 /// The slack of a limit without bursts has this length.
 const BURST_MIN: Duration = Duration::from_millis(100);
+/// Less guest memory than any machine has.
+const MEMORY_MIN: u64 = 1 << 20;
 /// Longer polling of an idle ring has no use.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 
@@ -63,14 +65,7 @@ pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {
 /// Parses the address space that the front-end of a device may use. The maximum is that of all devices
 /// together.
 pub(crate) fn parse_memory_max(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
-        bytes if bytes < 1 << 20 => Err("it must be 1M at least".into()),
-        bytes if bytes > quota::BYTES_MAX => Err(format!(
-            "it must be {}T at most, the address space of all devices of a process",
-            quota::BYTES_MAX >> 40
-        )),
-        bytes => Ok(bytes),
-    }
+    parse_size_within(text, MEMORY_MIN, quota::BYTES_MAX)
 }
 
 /// Parses a limit of requests in a second.
@@ -102,7 +97,7 @@ pub(crate) fn parse_group(text: &str) -> Result<String, String> {
 pub(crate) fn parse_mode(text: &str) -> Result<SocketMode, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 && !text.starts_with('+') => Ok(SocketMode(mode)),
-        _ => Err("it must be an octal number from 0 to 0777".into()),
+        _ => Err("it must be an octal number from 0 to 0777, such as 0660".into()),
     }
 }
 

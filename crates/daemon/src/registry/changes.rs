@@ -49,8 +49,9 @@ impl Registry {
         // The lock is held over the change, so that the recorded values are the last ones that were set. The
         // functions below do not wait.
         let mut table = devices.lock();
-        let entry = table.entries.iter_mut().find(|entry| entry.name == name);
-        let entry = entry.ok_or_else(|| FindError::NoDevice { name: name.into() })?;
+        let at = table.entries.iter().position(|entry| entry.name == name);
+        let at = at.ok_or_else(|| FindError::no_device(name, table.names()))?;
+        let entry = &mut table.entries[at];
         let Phase::Running(served) = &entry.phase else {
             return Err(FindError::NotServed { name: name.into() }.into());
         };

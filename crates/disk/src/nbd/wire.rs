@@ -64,7 +64,7 @@ pub(super) const REQUEST_BYTES: usize = 28;
 /// The reason why a server cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
-    #[error("it is not an NBD server")]
+    #[error("it is not an NBD server: correct the address")]
     NotNbd,
     #[error("it speaks the oldstyle protocol, which has no exports")]
     Oldstyle,
@@ -72,7 +72,7 @@ pub(crate) enum Problem {
     Old,
     #[error("it requires TLS, which is not supported")]
     Tls,
-    #[error("it has no such export{0}")]
+    #[error("it has no such export{0}: correct the name (qemu-nbd --list shows them)")]
     NoExport(ServerText),
     #[error("it refuses (error {0}){1}")]
     Refused(u32, ServerText),

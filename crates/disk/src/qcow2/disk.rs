@@ -18,7 +18,7 @@ use crate::{
     Error, FileDisk, IoContext, IoError, Limits, Options, RangeLimits, Request, Resized, SECTOR, Step,
 };
 use kickless_io::{Completion, Engine, Errno};
-use kickless_qcow2::{Header, Version, WriteImage};
+use kickless_qcow2::{BadImage, Header, Version, WriteImage};
 use kickless_sync::lock;
 use std::fs::File;
 use std::io;
@@ -71,14 +71,18 @@ impl Qcow2Disk {
         let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
         // A file that cannot be opened has a sentence of its own.
         drop(source.open(options)?);
-        let (file, header) = open::open_file(source, options).map_err(failed)?;
+        let (file, header) = open::open_file(source, options).map_err(|error| {
+            match error.get_ref().and_then(|error| error.downcast_ref()) {
+                Some(BadImage::Magic) => Error::NotQcow2 { path: path.to_owned() },
+                _ => failed(error),
+            }
+        })?;
         let (file, decoder) = (Arc::new(file), Arc::default());
         // The images may belong to another host, so this only looks at them.
         let read_only = Options { read_only: true, ..*options };
         open::chain(path, &file, &read_only, Under::Named { locks: false }, &decoder).map_err(failed)?;
         if header.is_corrupt() && !options.read_only {
-            let corrupt = kickless_qcow2::BadImage::Corrupt;
-            return Err(failed(io::Error::other(corrupt)));
+            return Err(failed(io::Error::other(BadImage::Corrupt)));
         }
         Self::closed(path, *options, (file, decoder), &header).map_err(failed)
     }

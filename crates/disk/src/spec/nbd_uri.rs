@@ -3,6 +3,7 @@
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, on RFC 3986.
 
 use super::percent;
+use kickless_values::nearest;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,6 +15,9 @@ const PORT: u16 = 10809;
 /// The largest name of an export in bytes (NBD protocol, "Values": strings).
 const EXPORT_BYTES_MAX: usize = 4096;
 
+/// The parameters with a meaning.
+const PARAMETERS: [&str; 2] = ["socket", "reconnect-delay"];
+
 /// The default time to wait for a lost server.
 const RECONNECT_DELAY: Duration = Duration::from_secs(10);
 
@@ -23,7 +27,8 @@ const RECONNECT_DELAY_MAX: u64 = 86400;
 /// An export of an NBD server: `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
 ///
 /// The query parameter `reconnect-delay=SECONDS` is an extension: the time that requests wait for a lost
-/// server. Other parameters are ignored, as the specification requires.
+/// server. The parameters of TLS are ignored. The specification says so of all others too, but they are
+/// refused: a mistyped `reconnect-delay` would be noticed only when the server is lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     pub(crate) server: Server,
@@ -52,7 +57,7 @@ pub enum BadUri {
     #[error("nbd+unix:// takes no host and needs ?socket=PATH")]
     Socket,
     /// The host is missing or invalid.
-    #[error("{0:?} is not a host with an optional port")]
+    #[error("{0:?} is not a host with an optional port: write nbd://HOST/EXPORT or nbd://HOST:PORT/EXPORT")]
     Host(String),
     /// A percent sign is not followed by two digits, or the bytes are not UTF-8.
     #[error("{0:?} is not percent-encoded text")]
@@ -60,6 +65,9 @@ pub enum BadUri {
     /// No server can have an export of this name.
     #[error("the name of an export has 4096 bytes at most, and no byte 0")]
     Export,
+    /// There is no such parameter.
+    #[error("{}", unknown(.0))]
+    Parameter(String),
     /// The time is invalid.
     #[error("reconnect-delay is a number of seconds from 0 to 86400")]
     ReconnectDelay,
@@ -75,11 +83,13 @@ impl FromStr for NbdUri {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let mut socket = None;
         let mut reconnect_delay = RECONNECT_DELAY;
-        for (name, value) in query.split('&').filter_map(|part| part.split_once('=')) {
+        for (name, value) in query.split('&').filter(|part| !part.is_empty()).map(pair) {
             match name {
                 "socket" => socket = Some(decode(value)?),
                 "reconnect-delay" => reconnect_delay = seconds(value)?,
-                _ => {}
+                // A server without TLS has no use for them.
+                name if name.starts_with("tls-") => {}
+                name => return Err(BadUri::Parameter(name.to_owned())),
             }
         }
         let server = match scheme {
@@ -134,6 +144,20 @@ fn tcp(authority: &str) -> Result<Server, BadUri> {
         Some(_) => return Err(bad()),
     };
     Ok(Server::Tcp { host, port })
+}
+
+/// Splits a parameter into its name and its value.
+fn pair(part: &str) -> (&str, &str) {
+    part.split_once('=').unwrap_or((part, ""))
+}
+
+/// Returns the sentence about an unknown parameter.
+fn unknown(name: &str) -> String {
+    let cure = match nearest(name, PARAMETERS) {
+        Some(known) => format!("did you mean {known}?"),
+        None => format!("it has {}", PARAMETERS.join(" and ")),
+    };
+    format!("an NBD server has no parameter {name:?}: {cure}")
 }
 
 fn seconds(text: &str) -> Result<Duration, BadUri> {
@@ -195,11 +219,18 @@ mod tests {
             ("nbd://host/%4", BadUri::Encoding("%4".into())),
             ("nbd://host/%ff", BadUri::Encoding("%ff".into())),
             ("nbd://host/%00", BadUri::Export),
+            ("nbd://host/?foo=1", BadUri::Parameter("foo".into())),
+            ("nbd://host/?reconnect-delay", BadUri::ReconnectDelay),
             ("nbd://host/?reconnect-delay=-1", BadUri::ReconnectDelay),
             ("nbd://host/?reconnect-delay=86401", BadUri::ReconnectDelay),
         ] {
             assert_eq!(text.parse::<NbdUri>(), Err(error), "{text}");
         }
+        let mistyped = "nbd://host/?reconect-delay=9".parse::<NbdUri>().unwrap_err().to_string();
+        assert_eq!(
+            mistyped,
+            "an NBD server has no parameter \"reconect-delay\": did you mean reconnect-delay?"
+        );
         assert_eq!(format!("nbd://h/{}", "x".repeat(4097)).parse::<NbdUri>(), Err(BadUri::Export));
     }
 }

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "island: a buffer handed to the kernel")]
 
 use super::cancel::CANCELS_MAX;
+use crate::error::SETUP;
 use crate::{AlignedBuf, EngineOptions, Error};
 use io_uring::register::Restriction;
 use io_uring::{Builder, IoUring, opcode, squeue, types};
@@ -15,7 +16,7 @@ use std::os::fd::AsRawFd;
 pub(super) fn try_one() -> Result<(), Error> {
     let step = |step| move |source| Error::Uring { step, source };
     let ready = eventfd(1, EventfdFlags::CLOEXEC).map_err(|e| step("eventfd")(e.into()))?;
-    let mut ring = IoUring::new(2).map_err(step("io_uring_setup"))?;
+    let mut ring = IoUring::new(2).map_err(step(SETUP))?;
     let mut buf = AlignedBuf::new(8, 8).map_err(step("memory"))?;
     let (at, len) = buf.raw_window();
     let read = opcode::Read::new(types::Fd(ready.as_raw_fd()), at, len as u32).build();
@@ -81,10 +82,7 @@ pub(super) fn make(options: &EngineOptions) -> Result<IoUring, Error> {
             Err(e) => refused = Some(e),
         }
     }
-    Err(Error::Uring {
-        step: "io_uring_setup",
-        source: refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into()),
-    })
+    Err(Error::Uring { step: SETUP, source: refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into()) })
 }
 
 /// `IORING_UNREGISTER_FILES` and `IORING_REGISTER_FILES_UPDATE`.

@@ -88,7 +88,7 @@ pub(crate) struct Metrics {
     #[command(flatten)]
     pub(crate) control: ControlPath,
     /// Serve the metrics at http://ADDR/metrics, such as 127.0.0.1:9750
-    #[arg(long, value_name = "ADDR", conflicts_with = "textfile")]
+    #[arg(long, value_name = "ADDR", conflicts_with = "textfile", value_parser = parse_address)]
     pub(crate) listen: Option<SocketAddr>,
     /// Replace this file, for the node exporter's collector of text files
     #[arg(long, value_name = "PATH")]
@@ -117,7 +117,7 @@ pub(crate) struct Top {
 
 /// Parses the name and the number of a descriptor.
 fn parse_given(text: &str) -> Result<(String, i32), String> {
-    let (name, number) = text.split_once('=').ok_or("write NAME=N")?;
+    let (name, number) = text.split_once('=').ok_or("write NAME=N, such as image=5")?;
     if !is_descriptor_name(name) {
         return Err("a name is a letter, and then up to 31 letters, digits, _ and -".into());
     }
@@ -127,13 +127,18 @@ fn parse_given(text: &str) -> Result<(String, i32), String> {
     }
 }
 
+/// Parses the address of a server.
+fn parse_address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "write an address and a port, such as 127.0.0.1:9750 or [::1]:9750")
+}
+
 /// Parses the time between two readings.
 fn parse_interval(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         interval if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&interval) => {
             Ok(interval)
         }
-        _ => Err("give from 100ms to 1m".into()),
+        _ => Err("it must be from 100ms to 1m".into()),
     }
 }
 

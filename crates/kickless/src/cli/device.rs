@@ -4,9 +4,10 @@ use clap::Args;
 use kickless_daemon::{
     DeviceConfig, Identity, KindConfig, Mistake, Notation, PoolConfig, ServeConfig, Share,
 };
+use kickless_values::parse_number;
 
 use crate::inherited;
-use crate::service::{InheritedSocket, Service};
+use crate::service::{InheritedSocket, Lines, Service};
 
 use super::control::ControlOptions;
 use super::sandbox::SandboxOptions;
@@ -22,7 +23,7 @@ pub(crate) struct DeviceOptions {
     serve: ServeConfig,
     /// Use the inherited socket with this number, which listens or is connected. The program ends when a
     /// connected socket is closed
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
+    #[arg(long, value_name = "N", value_parser = parse_fd)]
     #[arg(conflicts_with_all = ["socket_path", "socket_mode", "socket_group"])]
     fd: Option<i32>,
     #[command(flatten)]
@@ -68,6 +69,7 @@ impl DeviceOptions {
             pool,
             devices,
             file: None,
+            lines: Lines::default(),
             without_socket: Vec::new(),
             fd,
             control,
@@ -78,16 +80,21 @@ impl DeviceOptions {
     }
 }
 
+/// Parses the number of an inherited descriptor.
+fn parse_fd(text: &str) -> Result<i32, String> {
+    parse_number(text, inherited::FIRST as u32, i32::MAX as u32)
+}
+
 /// Returns the only socket that the service manager has passed.
 ///
 /// # Errors
 /// It has passed none, or several.
 fn only_passed() -> Result<InheritedSocket, Mistake> {
     match inherited::passed_count() {
-        0 => Err(Mistake::new("socket-path", "give it, or --fd")),
+        0 => Err(Mistake::new("socket-path", "this command needs it, or --fd")),
         1 => Ok(InheritedSocket::OfManager(inherited::FIRST)),
         count => {
-            let why = format!("give it, or --fd: this command serves one socket, and LISTEN_FDS={count}");
+            let why = format!("this command needs it, or --fd: it serves one socket, and LISTEN_FDS={count}");
             Err(Mistake::new("socket-path", why))
         }
     }

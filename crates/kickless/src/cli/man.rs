@@ -30,19 +30,19 @@ const READ_ONLY: Entry = (
     "The socket of kickless.service for calls that change nothing. kickless-metrics.service uses it.",
 );
 
+const WRONG_LINE: &str = "The command line or KICKLESS_LOG is wrong: an unknown command or option, or a value that the \
+    program or this machine does not have, such as a CPU, a group or an inherited descriptor. Nothing was done. Standard \
+    error has one sentence.";
 const SERVES: &[Entry] = &[
     (
         "0",
         "A signal (SIGTERM, SIGINT) or daemon.stop has ended it, or the machine of a connected --fd has left.",
     ),
     ("1", "Any other end, such as a wrong file. Standard error has one sentence."),
-    ("2", "The command line is wrong. Standard error has one sentence."),
+    ("2", WRONG_LINE),
 ];
-const ENDS: &[Entry] = &[
-    ("0", "Success."),
-    ("1", "It failed. Standard error has one sentence."),
-    ("2", "The command line is wrong. Standard error has one sentence."),
-];
+const ENDS: &[Entry] =
+    &[("0", "Success."), ("1", "It failed. Standard error has one sentence."), ("2", WRONG_LINE)];
 
 /// The sections of a page that the help of the command does not have.
 #[derive(Clone, Copy)]

@@ -7,12 +7,11 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Error, Result, anyhow};
-use kickless_daemon::{Key, Mistake, Value, Values, removed_option};
+use kickless_daemon::{Key, Mistake, Value, Values, removed_option, unknown_key};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The length up to which a sentence shows a value.
-const SHOWN_CHARS_MAX: usize = 60;
+use super::syntax;
 
 /// The text of a file, and the name of the file for sentences.
 #[derive(Clone, Copy, Debug)]
@@ -37,19 +36,21 @@ impl Text<'_> {
         anyhow!("{}:{line}: {what}", self.path.display())
     }
 
+    /// Returns the text of the line with byte `start`, without the spaces around it.
+    fn line_of(&self, start: usize) -> Option<&str> {
+        let (before, after) = (self.text.get(..start)?, self.text.get(start..)?);
+        let from = before.rfind('\n').map_or(0, |end| end + 1);
+        let to = after.find('\n').map_or(self.text.len(), |end| start + end);
+        self.text.get(from..to).map(str::trim)
+    }
+
     fn line(&self, start: usize) -> usize {
         1 + self.text.bytes().take(start).filter(|byte| *byte == b'\n').count()
     }
 
     /// Returns the text of `span`, shortened to one line.
     fn shown(&self, span: Range<usize>) -> String {
-        let written = self.text.get(span).unwrap_or_default();
-        let mut shown: String =
-            written.chars().take_while(|c| !c.is_control()).take(SHOWN_CHARS_MAX).collect();
-        if shown.len() < written.len() {
-            shown.push_str("...");
-        }
-        shown
+        syntax::shortened(self.text.get(span).unwrap_or_default())
     }
 }
 
@@ -97,7 +98,11 @@ impl<'t> Section<'t> {
     pub(super) fn whole(text: &'t Text<'t>) -> Result<Self> {
         let table = DeTable::parse(text.text).map_err(|error| {
             let what = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-            text.mistake(error.span().map(|span| span.start), what)
+            let start = error.span().map(|span| span.start);
+            match start.and_then(|start| text.line_of(start)) {
+                Some(line) => text.mistake(start, syntax::cure(line, &what)),
+                None => text.mistake(start, what),
+            }
         })?;
         Ok(Self::of(text, "the file", None, table.into_inner()))
     }
@@ -183,6 +188,16 @@ impl<'t> Section<'t> {
         Ok(values)
     }
 
+    /// Returns the keys that were taken, and their lines.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.known.iter().filter_map(|(key, start)| Some((key.as_str(), self.text.line((*start)?))))
+    }
+
+    /// Returns whether `key` was taken with a value.
+    pub(super) fn has_value(&self, key: &str) -> bool {
+        self.keys().any(|(taken, _)| taken == key)
+    }
+
     /// Adds the keys of `defaults` that are absent here, except those in `foreign`.
     pub(super) fn add_absent(&mut self, defaults: &Self, foreign: &[String]) {
         let added = defaults.entries.iter().filter(|(key, _)| !foreign.contains(key));
@@ -246,7 +261,10 @@ impl<'t> Section<'t> {
         };
         let what = match removed_option(key) {
             Some(mistake) => mistake.to_string(),
-            None => format!("{key:?} is unknown: {} can have {}", self.title, known.join(", ")),
+            None => match syntax::home(key, self.title) {
+                Some(home) => format!("{key:?} is no key of {}: it belongs to {home}", self.title),
+                None => unknown_key(key, self.title, known.iter().copied()),
+            },
         };
         Err(self.text.mistake(Some(entry.start), what))
     }

@@ -166,17 +166,21 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
     for (text, said) in [
         ("[pool\n", "disks.toml:1: "),
         ("a = \n", "disks.toml:1: "),
-        ("[pool]\nworkers = 1\nworkers = 2\n", "disks.toml:3: duplicate key"),
-        ("[pool]\n[pool]\n", "disks.toml:2: duplicate key"),
-        ("\n[pol]\n", "disks.toml:2: \"pol\" is unknown: the file can have pool, defaults, device"),
+        ("[pool]\nworkers = 1\nworkers = 2\n", "disks.toml:3: workers is there twice: leave one out"),
+        ("[pool]\n[pool]\n", "disks.toml:2: [pool] is there twice: leave one out"),
+        ("\n[pol]\n", "disks.toml:2: \"pol\" is no key of the file: did you mean pool?"),
         ("pool = 1", "disks.toml:1: pool: it must be a table: write [pool]"),
         ("[[pool]]", "disks.toml:1: pool: it must be a table"),
         ("[device]\nname='a'", "disks.toml:1: device: begin each with [[device]]"),
         ("device = [1]", "disks.toml:1: device: begin each with [[device]]"),
-        ("[pool]\nwokers = 1\n", "disks.toml:2: \"wokers\" is unknown: [pool] can have engine, workers"),
+        ("[pool]\nwokers = 1\n", "disks.toml:2: \"wokers\" is no key of [pool]: did you mean workers?"),
         ("[pool]\nworkers = 0\n", "disks.toml:2: workers = 0: it must be a number from 1 to 256"),
         ("[pool]\nworkers = -1\n", "disks.toml:2: workers = -1: it must be a number from 1 to 256"),
-        ("[pool]\nworkers = '2'\n", "disks.toml:2: workers = '2': it must be a whole number, without quotes"),
+        (
+            "[pool]\nworkers = '2'\n",
+            "disks.toml:2: workers = '2': it must be a whole number, without quotes: write 2",
+        ),
+        ("[pool]\nworkers = 2k\n", "disks.toml:2: workers = 2k: it must be a number from 1 to 256"),
         ("[pool]\nworkers = 2.0\n", "without quotes"),
         ("[pool]\nworkers = 999999999999999999999999999999999999999999\n", "disks.toml:2: workers = 9999"),
         ("[pool]\nworkers = [\n1,\n2]\n", "disks.toml:2: workers = [...: it must be a whole number"),
@@ -196,7 +200,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[pool]\nfixed-buffers = true\n", "disks.toml:2: fixed-buffers: it was removed"),
         (
             "[pool]\npoll = 'sometimes'\n",
-            "disks.toml:2: poll = 'sometimes': it must be auto or always or never or rate",
+            "disks.toml:2: poll = 'sometimes': it must be auto, always, never or rate",
         ),
         ("[pool]\npoll = true\n", "disks.toml:2: poll = true: it must be text, in quotes"),
         ("[pool]\npoll-latency = 100\n", "disks.toml:2: poll-latency = 100: it must be text, in quotes"),
@@ -226,7 +230,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ),
         (
             "[defaults]\nworkers = 1\n",
-            "disks.toml:2: \"workers\" is unknown: [defaults] can have kind, logical-block-size",
+            "disks.toml:2: \"workers\" is no key of [defaults]: it belongs to [pool]",
         ),
         (
             "[defaults]\nweight = 1001\n[[device]]\n",
@@ -297,7 +301,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
             "[[device]]\nsocket-mode = '0999'\n",
             "disks.toml:2: socket-mode = '0999': it must be an octal number",
         ),
-        ("[[device]]\nfd = 3\n", "disks.toml:2: \"fd\" is unknown: [[device]] can have kind"),
+        ("[[device]]\nfd = 3\n", "disks.toml:2: \"fd\" is no key of [[device]]"),
         (
             "[[device]]\nsocket-path='s'\nblk-file='null:1G'\nincoming=true",
             "disks.toml:4: incoming: it needs a blk-file that another host can use",

@@ -9,15 +9,17 @@ mod words;
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, absolute};
 
 use anyhow::{Context, Result, anyhow};
 use kickless_control::{Client, ClientError};
+use kickless_daemon::sentence;
 use serde_json::Value;
 
 use crate::cli::Ctl;
 use crate::inherited;
 use crate::replace::replace;
+use crate::wrong_use::WrongUse;
 
 use words::Words;
 
@@ -37,15 +39,19 @@ const SNAPSHOT: &str = "daemon.snapshot";
 pub(crate) fn call(ctl: &Ctl, print: fn(&str) -> Result<()>) -> Result<()> {
     let path = ctl.control.path();
     if ctl.call == HELP {
-        return print(&words::help(ctl.words.first().map(String::as_str))?);
+        let help = words::help(ctl.words.first().map(String::as_str));
+        return print(&help.map_err(|error| WrongUse::of(sentence(&*error)))?);
     }
-    let Words { mut method, params, is_short } = words::read(&ctl.call, &ctl.words, &path)?;
+    // The daemon has another working directory.
+    let control = absolute(&path).unwrap_or_else(|_| path.clone());
+    let words = words::read(&ctl.call, &ctl.words, &control);
+    let Words { mut method, params, is_short } = words.map_err(|error| WrongUse::of(sentence(&*error)))?;
     let is_table = is_short && io::stdout().is_terminal();
     if is_table && method == LIST {
         method = SNAPSHOT.into();
     }
     if ctl.output.is_some() && method != SAVE {
-        return Err(anyhow!("--output: only {SAVE} returns a file"));
+        return Err(WrongUse::of(format!("--output: only {SAVE} returns a file: leave it out")));
     }
     let given = inherited::given(&inherited::note(), &ctl.fds)?;
     let given: Vec<_> = given.iter().map(|(name, fd)| (name.clone(), fd.as_fd())).collect();

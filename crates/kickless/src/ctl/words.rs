@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use kickless_control::OPENRPC;
+use kickless_control::{METHODS, OPENRPC};
+use kickless_values::{nearest, parse_number};
 use serde_json::{Map, Value};
 
 /// Short words for calls about devices. All but the first one have the name of a device after them.
@@ -45,11 +46,12 @@ pub(super) fn read(word: &str, rest: &[String], control: &Path) -> Result<Words>
         return Ok(Words { method: word.to_owned(), params, is_short: false });
     };
     if method == "device.list" {
-        ensure!(rest.is_empty(), "ctl list takes no other word");
+        ensure!(rest.is_empty(), "ctl list takes no other word: ctl show NAME shows one device");
         return Ok(Words { method: method.into(), params: Map::new(), is_short: true });
     }
-    let (name, keys) = rest.split_first().with_context(|| format!("write the name: ctl {word} NAME"))?;
-    ensure!(!name.contains(['=', '{']), "write the name of the device first: ctl {word} NAME");
+    let (name, keys) =
+        rest.split_first().with_context(|| format!("give the name of a device: kickless ctl {word} NAME"))?;
+    ensure!(!name.contains(['=', '{']), "give the name of the device first: kickless ctl {word} NAME");
     let mut params = given(method, keys)?;
     params.insert("name".into(), name.as_str().into());
     if method == "device.add" && !params.contains_key("socket-path") {
@@ -65,7 +67,9 @@ fn object(text: &str) -> Result<Map<String, Value>> {
     match serde_json::from_str(text) {
         Ok(Value::Object(params)) => Ok(params),
         Ok(_) => bail!("the parameters must be a JSON object, such as {{\"name\": \"web\"}}"),
-        Err(error) => Err(anyhow!("the parameters are no JSON: {error}")),
+        Err(error) => Err(anyhow!(
+            "{text:?} is no JSON object ({error}): write KEY=VALUE, or an object such as {{\"name\": \"web\"}}"
+        )),
     }
 }
 
@@ -77,21 +81,23 @@ fn given(method: &str, words: &[String]) -> Result<Map<String, Value>> {
     }
     let document = document()?;
     for word in words {
-        let (key, text) = word.split_once('=').with_context(|| format!("{word}: write KEY=VALUE"))?;
+        let (key, text) = word
+            .split_once('=')
+            .with_context(|| format!("{word:?} is no parameter: write KEY=VALUE, such as iops=5000"))?;
         let value = match kind(&document, method, key) {
             _ if text.is_empty() => Value::Null,
             Some("integer") => {
-                let number: u64 =
-                    text.parse().with_context(|| format!("{key}: {text} is no whole number"))?;
-                number.into()
+                let number: Result<u32, _> = parse_number(text, 0, u32::MAX);
+                number.map_err(|why| anyhow!("{key}={text}: {why}"))?.into()
             }
-            Some("boolean") => {
-                text.parse::<bool>().with_context(|| format!("{key}: write true or false"))?.into()
-            }
+            Some("boolean") => match text.parse::<bool>() {
+                Ok(flag) => flag.into(),
+                Err(_) => bail!("{key}={text}: write {key}=true or {key}=false"),
+            },
             Some("array") => text.split(',').collect(),
             _ => text.into(),
         };
-        ensure!(params.insert(key.into(), value).is_none(), "{key} is given twice");
+        ensure!(params.insert(key.into(), value).is_none(), "{key} is given twice: give it once");
     }
     Ok(params)
 }
@@ -104,11 +110,14 @@ fn kind<'d>(document: &'d Value, method: &str, key: &str) -> Option<&'d str> {
 
 /// Returns the sentence about a word that is no call.
 fn unknown(word: &str) -> String {
-    let words: Vec<&str> = SHORT.iter().map(|(short, _)| *short).collect();
-    format!(
-        "unknown word {word}: write one of {}, or a call such as device.list (see kickless ctl help)",
-        words.join(", ")
-    )
+    let shorts = SHORT.iter().map(|(short, _)| *short);
+    match nearest(word, shorts.clone().chain(METHODS.iter().map(|method| method.name))) {
+        Some(nearest) => format!("there is no call {word:?}: did you mean {nearest}?"),
+        None => format!(
+            "there is no call {word:?}: write {}, or the name of a call (see kickless ctl help)",
+            shorts.collect::<Vec<_>>().join(", ")
+        ),
+    }
 }
 
 fn document() -> Result<Value> {
@@ -197,16 +206,20 @@ mod tests {
     #[test]
     fn mistakes_are_sentences() {
         for (line, sentence) in [
-            ("lst", "unknown word lst"),
-            ("show", "write the name: ctl show NAME"),
-            ("set iops=5", "write the name of the device first"),
-            ("set web iops=5k", "iops: 5k is no whole number"),
-            ("set web iops", "iops: write KEY=VALUE"),
+            ("lst", "there is no call \"lst\": did you mean list?"),
+            ("device", "there is no call \"device\": write list, show, add,"),
+            ("show", "give the name of a device: kickless ctl show NAME"),
+            ("set iops=5", "give the name of the device first"),
+            (
+                "set web iops=5k",
+                "iops=5k: it must be a number from 0 to 4294967295, without a unit: write 5000",
+            ),
+            ("set web iops", "\"iops\" is no parameter: write KEY=VALUE"),
             ("set web iops=5 iops=6", "iops is given twice"),
-            ("add web blk-file=a read-only=yes", "read-only: write true or false"),
+            ("add web blk-file=a read-only=yes", "read-only=yes: write read-only=true or read-only=false"),
             ("list all", "takes no other word"),
             ("device.get []", "must be a JSON object"),
-            ("device.get {]", "no JSON"),
+            ("device.get {]", "\"{]\" is no JSON object"),
         ] {
             let error = words(line).unwrap_err();
             assert!(error.contains(sentence), "{line}: {error}");

@@ -40,6 +40,14 @@ pub(super) fn parse(base: &str, text: &str) -> Result<EnvFilter, String> {
     EnvFilter::builder().parse(format!("{base}{checked}")).map_err(|error| error.to_string())
 }
 
+/// Checks a filter.
+///
+/// # Errors
+/// It is not valid. The error is the end of a sentence, as that of [`parse`].
+pub(crate) fn check(text: &str) -> Result<(), String> {
+    parse("", text).map(drop)
+}
+
 /// Checks one directive and returns it in the syntax of `EnvFilter`.
 fn directive(word: &str) -> Result<String, String> {
     if let Some(level) = level(word) {

@@ -176,7 +176,7 @@ impl Lines {
                 return to.write_str("}}\n");
             }
         }
-        write_escaped(&said.message, |c| c.is_control(), to)?;
+        write_escaped(&said.message, is_unsafe, to)?;
         for (key, value) in &said.fields {
             write!(to, " {key}=")?;
             match value {
@@ -202,15 +202,25 @@ impl Lines {
         line
     }
 
-    /// Returns the lines of a sentence that the program prints. A backtrace has several.
+    /// Returns the line of a sentence that the program prints. Like a message, it can have parts that are not
+    /// ours: the answer of a server, the name of a file.
     pub(super) fn sentence(self, sentence: &str) -> String {
         match self {
-            Self::Text => format!("kickless: {sentence}\n"),
-            Self::Json => self.line(Level::ERROR, "kickless", &Said::message(sentence)),
-            Self::Journal => {
-                let line = |line| self.line(Level::ERROR, "kickless", &Said::message(line));
-                sentence.lines().map(line).collect()
+            Self::Text => {
+                let mut line = String::from("kickless: ");
+                // A string takes all.
+                let _ = write_escaped(sentence, is_unsafe, &mut Writer::new(&mut line));
+                line + "\n"
             }
+            Self::Json | Self::Journal => self.line(Level::ERROR, "kickless", &Said::message(sentence)),
+        }
+    }
+
+    /// Returns the lines of a text of this program itself, such as a backtrace.
+    pub(super) fn text(self, text: &str) -> String {
+        match self {
+            Self::Text | Self::Journal => text.lines().map(|line| self.sentence(line)).collect(),
+            Self::Json => self.sentence(text),
         }
     }
 }
@@ -245,9 +255,16 @@ fn write_level(level: Level, to: &mut Writer<'_>) -> fmt::Result {
     }
 }
 
+/// Returns whether a character controls a terminal, ends a line, or changes the order in which a line is
+/// shown (the controls of Unicode's bidirectional algorithm).
+fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Writes a value, in quotes if it would not be one word without them.
 fn write_value(value: &str, to: &mut Writer<'_>) -> fmt::Result {
-    let is_special = |c: char| c.is_control() || matches!(c, '"' | '\\');
+    let is_special = |c: char| is_unsafe(c) || matches!(c, '"' | '\\');
     if !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c == '=' || is_special(c)) {
         return write_escaped(value, is_special, to);
     }
@@ -279,7 +296,7 @@ fn write_json(text: &str, to: &mut Writer<'_>) -> fmt::Result {
     let mut is_cut = |c: char| {
         bytes += match c {
             '"' | '\\' => 2,
-            c if c.is_control() => 6,
+            c if is_unsafe(c) => 6,
             c => c.len_utf8(),
         };
         bytes > VALUE_BYTES_MAX
@@ -290,7 +307,7 @@ fn write_json(text: &str, to: &mut Writer<'_>) -> fmt::Result {
     };
     // C1 controls, as a terminal may understand them.
     let json = serde_json::Value::String(text).to_string();
-    json.chars().try_for_each(|c| match c.is_control() {
+    json.chars().try_for_each(|c| match is_unsafe(c) {
         true => write!(to, "\\u{:04x}", u32::from(c)),
         false => to.write_char(c),
     })
@@ -332,6 +349,8 @@ mod tests {
             ("a\nb", "\"a\\nb\""),
             ("\u{1b}[2J", "\"\\u{1b}[2J\""),
             ("\u{a0}", "\"\u{a0}\""),
+            ("\u{202e}gmi.ksid", "\"\\u{202e}gmi.ksid\""),
+            ("a\u{2028}b", "\"a\\u{2028}b\""),
             ("\u{e4}", "\u{e4}"),
         ] {
             assert_eq!(line(Lines::Journal, Level::INFO, "m", value), format!("<6>m key={shown} count=7\n"));
@@ -368,8 +387,10 @@ mod tests {
 
     #[test]
     fn sentences() {
-        assert_eq!(Lines::Text.sentence("one\ntwo"), "kickless: one\ntwo\n");
-        assert_eq!(Lines::Journal.sentence("one\ntwo"), "<3>one\n<3>two\n");
+        assert_eq!(Lines::Text.sentence("one\ntwo"), "kickless: one\\ntwo\n");
+        assert_eq!(Lines::Journal.sentence("one\ntwo"), "<3>one\\ntwo\n");
+        assert_eq!(Lines::Text.text("one\ntwo"), "kickless: one\nkickless: two\n");
+        assert_eq!(Lines::Journal.text("one\ntwo"), "<3>one\n<3>two\n");
         let json: serde_json::Value = serde_json::from_str(&Lines::Json.sentence("one\ntwo")).unwrap();
         assert_eq!((&json["level"], &json["message"]), (&"ERROR".into(), &"one\ntwo".into()));
     }
@@ -390,6 +411,9 @@ mod tests {
         #[test]
         fn a_line_is_one_line_with_our_first_bytes(message: String, value: String) {
             for lines in ALL {
+                let sentence = lines.sentence(&message);
+                let ours = if lines == Lines::Text { "kickless: " } else { "" };
+                prop_assert!(sentence.starts_with(ours) && sentence.find('\n') == Some(sentence.len() - 1));
                 let line = line(lines, Level::INFO, &message, &value);
                 prop_assert!(line.ends_with('\n') && line.chars().filter(|c| c.is_control()).count() == 1);
                 match lines {

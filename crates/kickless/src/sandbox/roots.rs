@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, ensure};
-use kickless_opener::{Calls, PathUse, Root, Target, is_narrow};
+use kickless_opener::{Calls, PathUse, Root, Target, Want, explained, is_narrow};
 
 /// Returns the roots of a process: the directories of the files that `named` has, those that the service
 /// manager has `prepared` for sockets, and those of `--allow-root`. Without calls, an image finds its backing
@@ -35,7 +35,10 @@ pub(crate) fn roots<'a>(
     }
     for directory in allowed {
         let option = || format!("--allow-root={}", directory.display());
-        let found = canonical(directory).with_context(option)?;
+        // The path of a name in it, so that the sentence is about the directory.
+        let found =
+            canonical(directory).map_err(|error| explained(&directory.join("file"), Want::Read, error));
+        let found = found.with_context(option)?;
         ensure!(is_directory(&found), "{}: it is no directory", option());
         add(&mut roots, found, &[PathUse::Image, PathUse::Socket, PathUse::Capture], true);
     }
@@ -202,7 +205,9 @@ mod tests {
         let prepared = [top.clone(), "/no/such".into()];
         let sockets = root(&top, PathUse::Socket, true);
         assert_eq!(roots(&[], &[], &prepared, Calls::All).unwrap(), [sockets]);
-        for (path, why) in [("/no/such", "No such file"), ("/dev/null", "no directory")] {
+        for (path, why) in
+            [("/no/such", "there is no directory /no: make it first"), ("/dev/null", "no directory")]
+        {
             let refused = format!("{:#}", roots(&[], &[path.into()], &[], Calls::All).unwrap_err());
             assert!(refused.starts_with(&format!("--allow-root={path}: ")), "{refused}");
             assert!(refused.contains(why), "{refused}");

@@ -1,7 +1,6 @@
 //! The process that takes over.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -49,10 +48,9 @@ impl Upgrade {
     ///
     /// # Errors
     /// No daemon of this user listens there.
-    #[expect(clippy::disallowed_methods, reason = "the main thread at the start, which still has its paths")]
     pub(crate) fn to(path: &Path, drain: &str) -> Result<Self> {
-        let stream = UnixStream::connect(path).context("no daemon listens there")?;
-        let (uid, own) = (peer(&stream)?.uid, geteuid().as_raw());
+        let client = Client::connect(path)?;
+        let (uid, own) = (peer(&client)?.uid, geteuid().as_raw());
         if uid != own {
             // As root, this process would open what a process with fewer rights names.
             bail!("its daemon is that of user {uid}: start this one as that user, and not as user {own}");
@@ -60,7 +58,7 @@ impl Upgrade {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (own, theirs) = pair.context("no free descriptor")?;
         // Its limits cannot be set later: a filter of system calls has no such call.
-        let client = Client::of(stream).within(ANSWER_WAIT)?;
+        let client = client.within(ANSWER_WAIT)?;
         Ok(Self { client, theirs, own, drain: drain.to_owned() })
     }
 

@@ -138,9 +138,14 @@ impl Daemon {
 
     /// Makes a call that fails, and returns its sentence.
     pub(crate) fn refused(&self, arguments: &[&str]) -> String {
+        self.refused_with(1, arguments)
+    }
+
+    /// Makes a call that fails with this status, and returns its sentence.
+    pub(crate) fn refused_with(&self, status: i32, arguments: &[&str]) -> String {
         let output = self.ctl(arguments);
         let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(status), "{said}");
         assert!(said.starts_with("kickless: ") && said.lines().count() == 1, "not one sentence: {said}");
         said
     }

@@ -82,7 +82,10 @@ fn wrong_roots_are_refused() {
     let output = command.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(said, "kickless: --allow-root=/none: No such file or directory (os error 2)\n");
+    assert_eq!(
+        said,
+        "kickless: --allow-root=/none: there is no directory /none: make it first, or correct the path\n"
+    );
 }
 
 #[test]

@@ -147,7 +147,7 @@ fn backing_images_in_other_directories_are_refused() {
 #[test]
 fn a_disk_comes_later() {
     let daemon = Daemon::serve(&device("a", "DIR/to/come/image"), &[]);
-    assert!(daemon.wait_for("unavailable").contains("No such file"));
+    assert!(daemon.wait_for("unavailable").contains("there is no directory"));
     fs::create_dir_all(daemon.path("to/come")).unwrap();
     make(&daemon.path("to/come/image"), 7);
     daemon.wait_for("serving");

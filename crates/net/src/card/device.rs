@@ -26,6 +26,10 @@ use std::sync::{Arc, Mutex};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
+/// The most bytes that the front-end of a card reads: the 28 of the configuration space (virtio 1.3, section
+/// 5.1.4), and some for a later version. QEMU's disks have always read 36 at least, and read 60 today.
+const CONFIG_BYTES_MAX: usize = 32;
+
 /// The option of a front-end that sets the number of pairs.
 const RINGS_OPTION: &str = "QEMU: queues=";
 
@@ -130,6 +134,7 @@ impl Device for Net {
             // QEMU 7.2 sends ADD_MEM_REG and REM_MEM_REG again for each pair of rings over the same
             // connection. It sends SET_MEM_TABLE only once.
             withheld: ProtocolFeatures::CONFIGURE_MEM_SLOTS,
+            config_bytes_max: Some(CONFIG_BYTES_MAX),
         }
     }
 

@@ -57,6 +57,7 @@ fn replies() -> Vec<Reply> {
         Reply::Done {},
         Reply::Errno { errno: 13 },
         Reply::Failed { text: text("no such host") },
+        Reply::Explained { errno: 2, text: text("there is no directory /a") },
         Reply::Refused { grant: 1, reason: 2, text: text("rbd") },
         Reply::Outside { grant: 0, path: "/b".into() },
         Reply::Socket { option: 1, problem: 2, number: 3, text: text("a") },
