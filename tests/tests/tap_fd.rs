@@ -75,9 +75,9 @@ fn descriptors_that_are_no_queues_are_refused() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         let tap = Tap::open("vm", 2).unwrap();
         for (port, fds, status, said) in [
-            ("tap-fd:5", [null(), null()], 1, "--port: the descriptor is not a TAP that exists"),
+            ("tap-fd:5", [null(), null()], 1, "--port: the descriptor is of no TAP that exists"),
             ("tap-fd:77", [null(), null()], 2, "--port: the program inherited no descriptor 77"),
-            ("tap-fd:5,6", [queues(&tap)[0].try_clone().unwrap(), null()], 1, "the descriptor is not a TAP"),
+            ("tap-fd:5,6", [queues(&tap)[0].try_clone().unwrap(), null()], 1, "the descriptor is of no TAP"),
         ] {
             let output = with_descriptors(port, &dir.path().join("socket"), fds).output().unwrap();
             let sentence = String::from_utf8(output.stderr).unwrap();
@@ -116,7 +116,7 @@ fn a_card_is_added_with_the_queues_of_a_call() {
         loop {
             let output = added([queues(&tap)[0].try_clone().unwrap(), null()]);
             let sentence = String::from_utf8(output.stderr).unwrap();
-            if sentence.contains("port: the descriptor is not a TAP that exists") {
+            if sentence.contains("port: the descriptor is of no TAP that exists") {
                 break;
             }
             assert!(begun.elapsed() < LIMIT, "{sentence}");
