@@ -229,7 +229,7 @@ fn a_write_protected_device_opens_only_for_reading() {
     for cache in CACHES {
         let error = open(device.path(), cache, false).unwrap_err();
         assert!(matches!(error, Error::OpenForWriting { .. }), "{error}");
-        assert!(error.to_string().contains("--read-only"), "{error}");
+        assert!(error.to_string().contains("set read-only"), "{error}");
         let disk = open(device.path(), cache, true).unwrap();
         let limits = disk.limits();
         assert_eq!((disk.size(), limits.block_size, limits.read_only), (64 << 10, 4096, true));

@@ -467,7 +467,7 @@ fn images_that_are_refused() {
         println!("{name}: {error}");
         error
     };
-    assert!(error_of_open(&image.dir.path().join("raw")).contains("cannot be used"));
+    assert!(error_of_open(&image.dir.path().join("raw")).contains("is no qcow2 image"));
     assert!(error_of_new("data", &["-o", "data_file=other", "data", "1M"]).contains("another file"));
     assert!(
         error_of_new("json", &["-u", "-b", "json:{}", "-F", "raw", "json", "1M"])
