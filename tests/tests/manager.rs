@@ -636,7 +636,7 @@ fn a_device_of_the_command_line_takes_the_only_socket() {
             let lines = log.wait_for_end(LIMIT).unwrap();
             assert!(lines.len() == 1 && lines[0].contains(said), "{lines:?}");
         };
-        fails(2, "--socket-path: give it, or --fd");
+        fails(2, "--socket-path: this command needs it, or --fd");
         // It need not have a name.
         unit.manager.add_socket("unknown", UnixListener::bind(unit.path("c.sock")).unwrap());
         let log = unit.manager.start(&words(&[])).unwrap();
