@@ -79,17 +79,12 @@ impl Inflight {
         Self::take(Described { mmap_size, mmap_offset, num_queues, queue_size }, &given.fd(file)?, mapper)
     }
 
-    /// Returns whether rings of this size fit.
-    pub(crate) fn has_room(&self, size: u16) -> bool {
-        size <= self.queue_size
-    }
-
-    /// Returns the region of a ring of this shape, for which there is [room](Self::has_room).
+    /// Returns the region of a ring of this shape.
     pub(crate) fn records(&self, index: u16, options: &Options) -> Result<Records, RequestError> {
         let (packed, size) = (options.is_packed(), self.queue_size);
         let region = inflight_region_len(packed, size);
         let len = inflight_head_len(packed) + inflight_entry_len(packed) * usize::from(size);
-        let there = index < self.queues && self.has_room(options.size());
+        let there = index < self.queues && options.size() <= size;
         let records = self.buffer.records(region * usize::from(index), len).filter(|_| there);
         records.ok_or(RequestError::InflightRing { index, size: options.size(), packed })
     }

@@ -239,23 +239,12 @@ impl Rings {
         Ok(())
     }
 
-    /// Returns the in-flight buffer for a ring of this size.
+    /// Returns the in-flight buffer, if rings of this size have room in it.
     ///
     /// With QEMU's virtio-mmio, a guest chooses sizes up to 1024, and QEMU makes the buffer for the property
     /// `queue-size`. A larger ring goes on without a buffer.
-    fn inflight_of(&self, index: u16, size: u16) -> Option<&Inflight> {
-        let inflight = self.inflight.as_ref()?;
-        let has_room = inflight.has_room(size);
-        if !has_room {
-            warn!(
-                ring = index,
-                size,
-                room = inflight.queue_size(),
-                "the hypervisor's in-flight buffer has no room for this ring, which goes on without it: a kill of \
-                 this process loses its requests in flight; give the hypervisor's device queue-size={size}"
-            );
-        }
-        Some(inflight).filter(|_| has_room)
+    fn inflight_of(&self, size: u16) -> Option<&Inflight> {
+        self.inflight.as_ref().filter(|inflight| size <= inflight.queue_size())
     }
 
     /// Returns the parts of a ring that is set up.
@@ -266,8 +255,21 @@ impl Rings {
         areas: Areas,
         view: &Arc<View>,
     ) -> Result<VringParts, RequestError> {
-        let inflight = self.inflight_of(index, options.size());
-        let records = inflight.map(|inflight| inflight.records(index, &options)).transpose()?;
+        let size = options.size();
+        let records = match (self.inflight_of(size), &self.inflight) {
+            (Some(inflight), _) => Some(inflight.records(index, &options)?),
+            (None, Some(small)) => {
+                warn!(
+                    ring = index,
+                    size,
+                    room = small.queue_size(),
+                    "the hypervisor's in-flight buffer has no room for this ring, which goes on without it: a kill of \
+                     this process loses its requests in flight; give the hypervisor's device queue-size={size}"
+                );
+                None
+            }
+            (None, None) => None,
+        };
         let ring = &self.rings[usize::from(index)];
         let clone = |fd: &Option<Call>| {
             fd.as_ref().map(Call::try_clone).transpose().map_err(RequestError::Descriptor)

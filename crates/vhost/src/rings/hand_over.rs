@@ -54,18 +54,15 @@ impl Rings {
         let at_last = |(index, ring): (u16, &Ring)| match (&ring.running, positions.get(&index)) {
             (None, _) => Ok(ring.stopped_final(index)),
             (Some(_), None) => Err(HandOverError::RingRuns(index)),
-            (Some(_), Some(position)) if position.in_flight > 0 && !self.is_recorded(ring) => {
+            (Some(_), Some(position))
+                if position.in_flight > 0
+                    && ring.setup.size.and_then(|size| self.inflight_of(size)).is_none() =>
+            {
                 Err(HandOverError::Kept { index, requests: position.in_flight })
             }
             (Some(_), Some(position)) => Ok(ring.parked_final(index, position)),
         };
         rings.map(at_last).collect()
-    }
-
-    /// Returns whether the requests of a ring are in an in-flight buffer.
-    fn is_recorded(&self, ring: &Ring) -> bool {
-        let has_room = |size| self.inflight.as_ref().is_some_and(|inflight| inflight.has_room(size));
-        ring.setup.size.is_some_and(has_room)
     }
 
     /// Takes the set-up of rings. None of them runs.
