@@ -241,12 +241,8 @@ impl Daemon {
             )));
         }
         let unwritable = |error: &dyn Display| RpcError::failed(format!("it cannot be written: {error}"));
-        let device = kept().map(|status| self.registry.kinds().save(&status.config));
-        let saved = self
-            .registry
-            .pool_config()
-            .save()
-            .and_then(|pool| Ok(Saved { pool, device: device.collect::<Result<_, _>>()? }));
+        let device = self.registry.kinds().save(kept().map(|status| &status.config));
+        let saved = self.registry.pool_config().save().and_then(|pool| Ok(Saved { pool, device: device? }));
         let toml = toml::to_string(&saved.map_err(|error| unwritable(&error))?);
         let toml = toml.map_err(|error| unwritable(&error))?;
         Ok(json!({ "toml": toml }))

@@ -15,25 +15,26 @@ use super::pool::PoolConfig;
 pub type SavedTable = IndexMap<String, Value>;
 
 impl Kinds {
-    /// Returns the table of a file that makes the same device.
+    /// Returns the tables of a file that make the same devices.
     ///
     /// # Errors
     /// A path is not UTF-8.
-    pub fn save(&self, device: &DeviceConfig) -> Result<SavedTable> {
-        let own = self.own_keys();
+    pub fn save<'d>(&self, devices: impl IntoIterator<Item = &'d DeviceConfig>) -> Result<Vec<SavedTable>> {
+        let (own, sizes) = (self.own_keys(), sizes(&self.keys()));
+        devices.into_iter().map(|device| self.save_one(device, &own, &sizes)).collect()
+    }
+
+    fn save_one(&self, device: &DeviceConfig, own: &[&str], sizes: &[String]) -> Result<SavedTable> {
         let mut table = table(device)?;
-        // These make a device, so all other keys of it have their defaults.
-        let is_own = |key: &str| own.contains(&key);
-        let alone = table.iter().filter(|(key, _)| is_own(key));
-        let alone: Values = alone.map(|(key, value)| (key.clone(), value.into())).collect();
-        if let Ok(usual) = self.read(&alone) {
-            let usual = self::table(&usual)?;
-            table.retain(|key, value| is_own(key) || usual.get(key) != Some(value));
-        }
-        // People begin with them.
+        // People begin with these.
         let mut saved: SavedTable = own.iter().filter_map(|key| table.shift_remove_entry(*key)).collect();
+        // They make a device, so all other keys of it have their defaults.
+        let alone: Values = saved.iter().map(|(key, value)| (key.clone(), value.into())).collect();
+        if let Ok(usual) = self.read(&alone) {
+            leave_out(&mut table, &usual)?;
+        }
         saved.extend(table);
-        Ok(with_units(saved, &self.keys()))
+        Ok(with_units(saved, sizes))
     }
 }
 
@@ -41,15 +42,26 @@ impl PoolConfig {
     /// Returns the table of a file with this configuration.
     ///
     /// # Errors
-    /// None is known.
+    /// A value has no JSON.
     pub fn save(&self) -> Result<SavedTable> {
         let mut table = table(self)?;
         if let Ok(usual) = read::<Self>(&Values::new()) {
-            let usual = self::table(&usual)?;
-            table.retain(|key, value| usual.get(key) != Some(value));
+            leave_out(&mut table, &usual)?;
         }
-        Ok(with_units(table, &keys::<Self>()))
+        Ok(with_units(table, &sizes(&keys::<Self>())))
     }
+}
+
+/// Leaves out the keys whose values are the usual ones.
+fn leave_out(table: &mut SavedTable, usual: &impl Serialize) -> Result<()> {
+    let usual = self::table(usual)?;
+    table.retain(|key, value| usual.get(key) != Some(value));
+    Ok(())
+}
+
+/// Returns the names of the keys whose values are numbers of bytes.
+fn sizes(keys: &[Key]) -> Vec<String> {
+    keys.iter().filter(|key| key.is_size()).map(|key| key.name().to_owned()).collect()
 }
 
 /// Returns the keys that have a value.
@@ -59,9 +71,9 @@ fn table(config: &impl Serialize) -> Result<SavedTable> {
     Ok(table)
 }
 
-fn with_units(mut table: SavedTable, keys: &[Key]) -> SavedTable {
-    for key in keys.iter().filter(|key| key.is_size()) {
-        if let Some(Value::String(text)) = table.get_mut(key.name())
+fn with_units(mut table: SavedTable, sizes: &[String]) -> SavedTable {
+    for key in sizes {
+        if let Some(Value::String(text)) = table.get_mut(key)
             && let Ok(bytes) = parse_size(text)
         {
             *text = format_size(bytes);
