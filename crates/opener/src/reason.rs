@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use rustix::fs::{FileType, Mode, fstat};
+use rustix::fs::{FileType, Mode, Stat, fstat};
 use rustix::process::geteuid;
 
 use crate::name::name_here;
@@ -137,10 +137,14 @@ fn denied(path: &Path, want: Want) -> String {
     }
 }
 
+/// Returns the status of a file, without opening it.
+fn status_here(path: &Path) -> io::Result<Stat> {
+    Ok(fstat(name_here(path)?)?)
+}
+
 /// Returns the mode and the owner of a file, in brackets. Returns nothing if they cannot be read.
 fn rights(path: &Path) -> String {
-    let status = name_here(path).and_then(|file| Ok(fstat(file)?));
-    status.map_or_else(
+    status_here(path).map_or_else(
         |_| String::new(),
         |of| {
             let mode = Mode::from_raw_mode(of.st_mode).bits();
@@ -177,8 +181,7 @@ fn missing(path: &Path, want: Want) -> String {
 
 /// Says why a connection is refused.
 fn refused(path: &Path) -> String {
-    let status = name_here(path).and_then(|file| Ok(fstat(file)?));
-    match status.map(|of| FileType::from_raw_mode(of.st_mode)) {
+    match status_here(path).map(|of| FileType::from_raw_mode(of.st_mode)) {
         Ok(FileType::Socket) => {
             "no program listens there any more: start it again, or correct the path".into()
         }

@@ -145,11 +145,12 @@ fn of_sections(Sections { examples, files, statuses }: Sections) -> String {
 /// Returns the page of the keys of a configuration file.
 fn file_page() -> String {
     let kinds = kinds();
-    let pool = Keys::of(PoolConfig::augment_args(Command::new("pool")), names::<PollingConfig>(), &[]);
+    let pool = key_lines(&PoolConfig::augment_args(Command::new("pool")), &names::<PollingConfig>(), &[]);
     let own = kinds.own_keys();
     let settable = kinds.set_keys().iter().map(|key| key.name().to_owned()).collect::<Vec<_>>();
-    let of = |command: Command| Keys::of(command, settable.clone(), &own);
-    let shared = of(Share::augment_args(ServeConfig::augment_args(Identity::augment_args(Command::new("")))));
+    let of = |command: &Command| key_lines(command, &settable, &own);
+    let shared =
+        of(&Share::augment_args(ServeConfig::augment_args(Identity::augment_args(Command::new("")))));
     let names: Vec<String> = kinds
         .commands()
         .map(|kind| format!("`\"{}\"` for {}", kind.words().name, kind.words().one))
@@ -166,16 +167,16 @@ fn file_page() -> String {
          ## `[[device]]` and `[defaults]`\n\n\
          Each `[[device]]` is served. `[defaults]` has the keys of devices that say nothing else.\n\n\
          - **`kind`**: {}. Follows from the key that only this kind has\n{}",
-        pool.text,
+        pool,
         names.join(", "),
-        shared.text
+        shared
     );
     for kind in kinds.commands() {
         let words = kind.words();
-        let keys = of(kind.augment(Command::new(words.name)));
+        let keys = of(&kind.augment(Command::new(words.name)));
         let [first, rest @ ..] = words.several.as_bytes() else { continue };
         let title = [&[first.to_ascii_uppercase()], rest].concat();
-        page += &format!("\n### {}\n\n{}", String::from_utf8_lossy(&title), keys.text);
+        page += &format!("\n### {}\n\n{}", String::from_utf8_lossy(&title), keys);
     }
     for key in kinds.keys() {
         let is_there = page.contains(&format!("- **`{} = ", key.name())) || key.name() == "kind";
@@ -188,42 +189,36 @@ fn names<A: Args>() -> Vec<String> {
     keys::<A>().iter().map(|key| key.name().to_owned()).collect()
 }
 
-/// The keys of a group of options, as the lines of a list.
-struct Keys {
-    text: String,
-}
-
-impl Keys {
-    fn of(command: Command, settable: Vec<String>, own: &[&str]) -> Self {
-        let mut text = String::new();
-        for argument in command.get_arguments() {
-            let Some(name) = argument.get_long() else { continue };
-            let value_type = argument.get_value_parser().type_id();
-            let value = argument.get_value_names().unwrap_or_default().join(" ");
-            let value = if !argument.get_action().takes_values() {
-                "true".into()
-            } else if value_type == TypeId::of::<u16>() || value_type == TypeId::of::<u32>() {
-                value
-            } else {
-                format!("\"{value}\"")
-            };
-            let mut notes = Vec::new();
-            if argument.is_required_set() {
-                notes.push("needed");
-            }
-            if own.contains(&name) {
-                notes.push("own");
-            }
-            if settable.iter().any(|key| key == name) {
-                notes.push("changes at once");
-            }
-            let notes = if notes.is_empty() { String::new() } else { format!(" (*{}*)", notes.join(", ")) };
-            // The help names other options, which are keys here.
-            let about = described(argument).replace(" --", " ");
-            text += &format!("- **`{name} = {value}`**{notes}: {about}\n");
+/// Returns the keys of a group of options, as the lines of a list. `settable` are those that change at once.
+fn key_lines(command: &Command, settable: &[String], own: &[&str]) -> String {
+    let mut text = String::new();
+    for argument in command.get_arguments() {
+        let Some(name) = argument.get_long() else { continue };
+        let value_type = argument.get_value_parser().type_id();
+        let value = argument.get_value_names().unwrap_or_default().join(" ");
+        let value = if !argument.get_action().takes_values() {
+            "true".into()
+        } else if value_type == TypeId::of::<u16>() || value_type == TypeId::of::<u32>() {
+            value
+        } else {
+            format!("\"{value}\"")
+        };
+        let mut notes = Vec::new();
+        if argument.is_required_set() {
+            notes.push("needed");
         }
-        Self { text }
+        if own.contains(&name) {
+            notes.push("own");
+        }
+        if settable.iter().any(|key| key == name) {
+            notes.push("changes at once");
+        }
+        let notes = if notes.is_empty() { String::new() } else { format!(" (*{}*)", notes.join(", ")) };
+        // The help names other options, which are keys here.
+        let about = described(argument).replace(" --", " ");
+        text += &format!("- **`{name} = {value}`**{notes}: {about}\n");
     }
+    text
 }
 
 /// Returns text as Markdown that shows it.
