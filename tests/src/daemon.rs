@@ -451,7 +451,8 @@ impl Daemon {
                 let lines = self.log.wait_for_end(LIMIT)?.join("\n");
                 bail!("{words:?} ended, {status}: {lines}");
             }
-            ensure!(Instant::now() < deadline, "{words:?} does not listen");
+            let is_late = Instant::now() >= deadline;
+            ensure!(!is_late, "{words:?} does not listen: {}", self.log.lines().join("\n"));
             thread::sleep(Duration::from_millis(5));
         }
         if logs_serving {
