@@ -3,7 +3,6 @@
 pub mod allocations;
 pub mod arp;
 pub mod attack;
-pub mod bench_results;
 pub mod block_on;
 pub mod daemon;
 pub mod disk_size;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
+mod bench_results;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -9,7 +11,6 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use kickless_tests::bench_results::check_bench_results;
 use kickless_tests::daemon::{
     CardConfig, Daemon, DaemonConfig, Program, check_sandbox, child_command, kickless_binary, repository,
 };
@@ -67,7 +68,7 @@ fn results(output: &Output) -> Value {
 /// Returns the results of a run, which are as their schema says.
 fn parsed(output: &Output) -> Value {
     let results = serde_json::from_slice(&output.stdout).unwrap();
-    check_bench_results(&results).unwrap();
+    bench_results::check(&results).unwrap();
     results
 }
 

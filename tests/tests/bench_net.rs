@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
 
+mod bench_results;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
@@ -10,7 +12,6 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_driver::{Card, CardOptions, Outgoing};
-use kickless_tests::bench_results::check_bench_results;
 use kickless_tests::daemon::{CardConfig, Daemon, DaemonConfig, Program, check_sandbox, kickless_binary};
 use serde_json::Value;
 
@@ -37,7 +38,7 @@ fn results(output: &Output) -> Value {
 /// Returns the results of a run, which are as their schema says.
 fn parsed(output: &Output) -> Value {
     let results = serde_json::from_slice(&output.stdout).unwrap();
-    check_bench_results(&results).unwrap();
+    bench_results::check(&results).unwrap();
     results
 }
 

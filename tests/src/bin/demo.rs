@@ -180,9 +180,8 @@ impl Table {
             DISK_MIB,
             image.parent().unwrap_or(image).parent().unwrap_or(image).display()
         );
-        if accel == Accel::Tcg {
-            text += "speeds: emulated CPU, not a measurement\n";
-        }
+        let guest = if accel == Accel::Tcg { ", an emulated CPU" } else { "" };
+        text += &format!("speeds: a build without optimizations{guest}, not a measurement\n");
         for (what, value) in &self.rows {
             text += &format!("  {what:width$}  {value}\n");
         }

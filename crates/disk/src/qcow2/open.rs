@@ -72,12 +72,14 @@ pub(super) fn header(file: &FileDisk) -> io::Result<(Header, Vec<u8>)> {
     Ok((header, first))
 }
 
-/// Opens the file of an image, and reads its header.
+/// Opens the file of an image, and reads its header. What the host's cache has of it is not believed, because
+/// another host may have written since.
 ///
 /// A file with clusters or subclusters that are smaller than a block of direct I/O is opened through the page
 /// cache. So tables and data never share a block.
 pub(super) fn open_file(source: Source<'_>, options: &Options) -> io::Result<(FileDisk, Header)> {
     let file = FileDisk::open_image(source, options).map_err(io::Error::other)?;
+    file.drop_cache();
     let (header, _) = header(&file)?;
     if is_fit(&file, &header) {
         return Ok((file, header));

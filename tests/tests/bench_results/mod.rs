@@ -3,15 +3,14 @@
 use std::fs;
 
 use anyhow::{Context, Result, anyhow, bail};
+use kickless_tests::daemon::repository;
 use serde_json::Value;
-
-use crate::daemon::repository;
 
 /// Checks results.
 ///
 /// # Errors
 /// They are not as the schema says, or the schema is none.
-pub fn check_bench_results(results: &Value) -> Result<()> {
+pub(crate) fn check(results: &Value) -> Result<()> {
     let path = repository().join("docs/bench.schema.json");
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let schema = serde_json::from_str(&text)?;
