@@ -405,7 +405,11 @@ fn a_target_that_does_not_start_is_an_error() {
 fn the_comparison_makes_a_report() {
     let dir = tempfile::tempdir().unwrap();
     let readme = dir.path().join("README.md");
-    fs::copy(repository().join("README.md"), &readme).unwrap();
+    let (begin, end) = ("<!-- tools/bench --docs writes this table -->\n", "<!-- end of the table -->");
+    let text_of = |table: &str| format!("before\n{begin}{table}{end}\nafter\n");
+    fs::write(&readme, text_of("an old row\n")).unwrap();
+    let committed = fs::read_to_string(repository().join("README.md")).unwrap();
+    assert!(committed.contains(begin) && committed.contains(end));
     let output = Command::new(repository().join("tools/bench"))
         .arg("--docs")
         .env("KICKLESS_BENCH_README", &readme)
@@ -416,12 +420,12 @@ fn the_comparison_makes_a_report() {
         .unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("qemu-storage-daemon"));
-    let [report, table, readme] = ["report.html", "table.md", "README.md"]
-        .map(|name| fs::read_to_string(dir.path().join(name)).unwrap());
+    let [report, written] =
+        ["report.html", "README.md"].map(|name| fs::read_to_string(dir.path().join(name)).unwrap());
     assert!(report.contains("<code>kickless bench compare ") && dir.path().join("plot.svg").exists());
+    let table = &written[written.find(begin).unwrap() + begin.len()..written.find(end).unwrap()];
+    assert_eq!(written, text_of(table));
     assert!(table.lines().nth(2).unwrap().starts_with("| 1 in flight, sleeping | "), "{table}");
-    let (begin, end) = ("<!-- tools/bench --docs writes this table -->\n", "<!-- end of the table -->");
-    assert!(readme.contains(&format!("{begin}{table}{end}")), "{readme}");
 }
 
 /// The pictures of the documents come from this command.
