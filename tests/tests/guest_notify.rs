@@ -36,7 +36,8 @@ fn a_guest_notifies_only_a_daemon_that_does_not_poll() {
     let results = Guest::start(&GuestConfig::new(&task, disks.collect())).unwrap().finish().unwrap();
     let number = |key: String| numbers(&results, &key).unwrap().iter().sum::<u64>();
     for (disk, ring) in ["vda", "vdb", "vdc", "vdd"].into_iter().zip(rings.into_iter().cycle()) {
-        let (reads, notified) = (number(format!("{disk}.reads")), number(format!("{disk}.notifications")));
+        let [reads, notified] =
+            ["reads", "notifications"].map(|what| number(format!("{disk}.depth1.{what}")));
         println!("{disk}, {ring}: {reads} reads, {notified} notifications");
         assert!(reads >= READS, "{disk}: {reads} reads");
         if disk <= "vdb" {

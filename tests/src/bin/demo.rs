@@ -96,8 +96,9 @@ fn notifications(say: impl Fn(&str)) -> Result<String> {
     );
     for ((poll, daemon), disk) in POLLED.iter().zip(daemons).zip(["vda", "vdb"]) {
         let (_, log) = daemon.stop()?;
-        let number =
-            |key: &str| -> Result<u64> { Ok(numbers(&results, &format!("{disk}.{key}"))?.iter().sum()) };
+        let number = |key: &str| -> Result<u64> {
+            Ok(numbers(&results, &format!("{disk}.depth{DEPTH}.{key}"))?.iter().sum())
+        };
         let (reads, notified) = (number("reads")?, number("notifications")?);
         let each = notified as f64 / reads.max(1) as f64;
         let kicks = sum_of(&log, "kicks=")?;

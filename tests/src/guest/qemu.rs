@@ -117,6 +117,8 @@ pub struct GuestConfig {
     pub viommu: bool,
     /// The initramfs of the test kernel, instead of the one with fio.
     pub initramfs: Option<PathBuf>,
+    /// More arguments of QEMU. Disks among them come after the others.
+    pub more: Vec<String>,
     /// The socket on which QEMU receives a running machine instead of booting one. QEMU creates it.
     pub incoming: Option<PathBuf>,
 }
@@ -133,6 +135,7 @@ impl GuestConfig {
             resets: false,
             viommu: false,
             initramfs: None,
+            more: Vec::new(),
             incoming: None,
         }
     }
@@ -229,6 +232,7 @@ impl GuestConfig {
                 &format!("virtio-net-pci,id=card{index},netdev=net{index},{}", nic.device(assets.accel())),
             ]);
         }
+        words.extend(self.more.iter().map(OsString::from));
         Ok(words)
     }
 }
