@@ -13,7 +13,7 @@ use super::pace::Cycle;
 use super::progress::Progress;
 use super::scenario::Scenario;
 use super::slots::Slot;
-use super::target::{Target, name_command};
+use super::target::{Target, name_command, name_in};
 use super::threads::ReadyTurn;
 use super::turn::Turn;
 use super::watch::Period;
@@ -32,15 +32,14 @@ pub(crate) fn turn(
     let options = scenario.driver_options(target.socket(), load).map_err(|sentence| anyhow!(sentence))?;
     let disk =
         Disk::connect(kickless_driver::Options { connect_timeout: target.connect_timeout(), ..options })
-            .map_err(|error| name_command(error, "bench net or compare-net"))
-            .with_context(|| target.name().to_owned())?;
+            .map_err(|error| name_in(name_command(error, "bench net or compare-net"), target.name()))?;
     let turn = ConnectedTurn { disk: &disk, scenario, target, load, stop, progress }.run();
     if turn.is_err() || stop.load(Ordering::Relaxed) {
         // This drops the requests in flight. No thread waits for them.
         disk.unplug();
     }
     disk.close();
-    turn.with_context(|| target.name().to_owned())
+    turn.map_err(|error| name_in(error, target.name()))
 }
 
 /// A turn on a disk that is connected.

@@ -167,6 +167,11 @@ fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
     Ok(())
 }
 
+/// Adds the name of a target, or its path, to an error that does not have it.
+pub(crate) fn name_in(error: anyhow::Error, name: &str) -> anyhow::Error {
+    if format!("{error:#}").contains(name) { error } else { error.context(name.to_owned()) }
+}
+
 /// Adds the commands for the other kind of device to the error of a socket that has the wrong one.
 pub(crate) fn name_command(error: Error, commands: &str) -> anyhow::Error {
     match error {

@@ -6,10 +6,11 @@ mod packet;
 mod run;
 mod scenario;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::common_options::BackEnds;
 use crate::rounds::run_loads;
+use crate::target::name_in;
 use options::NetLoadOptions;
 
 /// Runs the benchmark, writes the requested files, and prints the results.
@@ -26,6 +27,6 @@ pub(crate) fn carry_out(
     let stops_others = true;
     run_loads(bench, loads, stops_others, print, |scenario, target, stop, progress| {
         let turn = run::turn(scenario, target, bench.load(), stop, progress);
-        turn.with_context(|| target.name().to_owned())
+        turn.map_err(|error| name_in(error, target.name()))
     })
 }

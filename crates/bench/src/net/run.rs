@@ -11,7 +11,7 @@ use super::options::{Direction, NetLoadOptions};
 use super::packet::Work;
 use super::scenario::Scenario;
 use crate::progress::Progress;
-use crate::target::{Target, name_command};
+use crate::target::{Target, name_command, name_in};
 use crate::threads::ReadyTurn;
 use crate::turn::Turn;
 use crate::watch::Period;
@@ -48,7 +48,7 @@ pub(crate) fn turn(
             let options = scenario.card_options(&target.peer_socket(), load);
             let connect_timeout = target.connect_timeout();
             let peer = Card::connect(CardOptions { connect_timeout, ..options });
-            Some(peer.with_context(|| target.peer_socket().display().to_string())?)
+            Some(peer.map_err(|error| name_in(error.into(), &target.peer_socket().to_string_lossy()))?)
         }
         _ => None,
     };
