@@ -93,7 +93,7 @@ fn two_devices_of_one_process_cannot_share_an_image() {
     let (first, second) = (device(&spec, false, true), device(&spec, false, true));
     first.open().unwrap();
     let refused = second.open().unwrap_err().to_string();
-    assert!(refused.contains("another device of this process"), "{refused}");
+    assert!(refused.contains("another device of this daemon"), "{refused}");
     first.close().unwrap();
     second.open().unwrap();
     second.close().unwrap();

@@ -66,18 +66,20 @@ const fn lock_bytes(read_only: bool) -> &'static LockBytes {
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// This process has locked it for another disk.
-    #[error("another device of this process is using it; give each device its own, or make both read-only")]
+    #[error(
+        "another device of this daemon is using it: give each its own image, make both read-only, or use incoming to migrate a guest to the other"
+    )]
     Here,
     /// Another process has the image open for writing.
-    #[error("another process has it open for writing: end that process, or give each its own image")]
+    #[error("another process has it open for writing: give each its own image, or end that process")]
     Written,
     /// Another process uses the image and does not let others write to it.
     #[error(
-        "another process is using it and denies writes to others: end that process, or make both read-only"
+        "another process is using it and denies writes to others: make both read-only, or end that process"
     )]
     NotShared,
     /// Another process uses the image exclusively.
-    #[error("another process is using it exclusively: end that process, or give each its own image")]
+    #[error("another process is using it exclusively: give each its own image, or end that process")]
     Exclusive,
     /// Another client of the cluster has the lock.
     #[error("another client of the cluster, {0}, is using it")]
@@ -103,6 +105,11 @@ impl LockError {
             DENIES_WRITING => Self::NotShared,
             _ => Self::Exclusive,
         }
+    }
+
+    /// Says that this process has the lock, if it is so. The kernel does not tell.
+    fn said_here(self, file: &File, read_only: bool) -> Self {
+        if self.is_held() && is_held_here(file, read_only) { Self::Here } else { self }
     }
 
     /// Returns whether another process has the lock, and may release it.
@@ -205,12 +212,7 @@ impl ImageLock {
     /// # Errors
     /// The others keep their lock, or the file cannot be locked. Then nothing is locked.
     pub fn wait_for(file: &File, read_only: bool) -> Result<Self, LockError> {
-        Self::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
-            match error.is_held() && is_held_here(file, read_only) {
-                true => LockError::Here,
-                false => error,
-            }
-        })
+        Self::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| error.said_here(file, read_only))
     }
 
     /// Locks the image as [`ImageLock::acquire`], but waits up to `wait_max` for others to unlock it.
@@ -294,7 +296,8 @@ pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
 /// The others keep their lock, or the file cannot be locked.
 pub fn check_within(file: &File, read_only: bool, wait_max: Duration) -> Result<(), LockError> {
     // At start-up, only the final error is reported.
-    retry_within(wait_max, || check(file, read_only), |_| {})
+    let checked = retry_within(wait_max, || check(file, read_only), |_| {});
+    checked.map_err(|error| error.said_here(file, read_only))
 }
 
 /// Returns the beginning of the sentence about an image that cannot be locked. It names the process that had
@@ -425,7 +428,7 @@ mod tests {
         assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= wait_max);
         let started = Instant::now();
         let refused = check_within(&b, false, wait_max);
-        assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= wait_max);
+        assert!(matches!(refused, Err(LockError::Here)) && started.elapsed() >= wait_max);
         let waiting = thread::spawn(move || ImageLock::acquire_within(&b, false, Duration::from_secs(60)));
         drop(held);
         let _theirs = waiting.join().unwrap().unwrap();

@@ -208,6 +208,9 @@ fn metrics_are_printed_written_and_served() {
     assert_eq!(left.filter(|entry| entry.file_name().to_string_lossy().contains(".prom")).count(), 1);
     let refused = metrics(&["--textfile=/nowhere/a.prom"]).output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("--textfile=/nowhere/a.prom"));
+    // A daemon that does not answer has no metrics.
+    let gone = ["metrics", "--control=/nowhere/control.sock", &text];
+    assert!(!Command::new(PROGRAM).args(gone).output().unwrap().status.success() && !file.exists());
 
     for (mode, filters) in [("off", "0"), ("on", "2")] {
         let mut exporter = Exporter::start(metrics(&["--listen=127.0.0.1:0", "--sandbox", mode]));

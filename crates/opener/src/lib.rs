@@ -140,7 +140,7 @@ pub use listener::{Address, Listener, NameOfSocket, TURN_WAIT, real_path};
 pub use message::socket_pair;
 pub use passt::{PasstProcess, StartedPasst, has_passt, start_passt};
 pub use perform::{Config, ConfigFile};
-pub use reason::{Want, errno_of, explained};
+pub use reason::{Want, errno_of, explained, user_id};
 pub use server::{End, serve};
 pub use sysfs::{block_facts, char_subsystem, cpus_online, io_uring_disabled, note_host};
 pub use tap::{NoTap, tap};

@@ -5,8 +5,10 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use nix::unistd::Group;
 use rustix::fs::{FileType, Mode, Stat, fstat};
-use rustix::process::geteuid;
+use rustix::process::{Gid, getegid, geteuid, getgroups};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::name::name_here;
 
@@ -21,6 +23,8 @@ struct User {
     uid: u32,
     /// The name and the number, or the number alone.
     shown: String,
+    /// The groups that this process can give a file to. `None` for all groups.
+    groups: Option<Vec<u32>>,
 }
 
 /// The use that the host refuses.
@@ -48,8 +52,40 @@ fn user() -> &'static User {
             Some(name) => format!("{name} (uid {uid})"),
             None => format!("with the uid {uid}"),
         };
-        User { uid, shown }
+        User { uid, shown, groups: groups() }
     })
+}
+
+/// Returns the number of the user of this process.
+pub fn user_id() -> u32 {
+    user().uid
+}
+
+/// Returns the groups that this process can give a file to. `None` for all groups.
+fn groups() -> Option<Vec<u32>> {
+    let may_give_away = capabilities(None).is_ok_and(|own| own.effective.contains(CapabilitySet::CHOWN));
+    if may_give_away {
+        return None;
+    }
+    let mut groups = getgroups().unwrap_or_default();
+    groups.push(getegid());
+    Some(groups.into_iter().map(Gid::as_raw).collect())
+}
+
+/// Checks that this process can give a file to a group.
+///
+/// # Errors
+/// A sentence that says what to do.
+pub(crate) fn check_group(group: u32) -> Result<(), String> {
+    let User { shown, groups, .. } = user();
+    if groups.as_ref().is_none_or(|groups| groups.contains(&group)) {
+        return Ok(());
+    }
+    let name =
+        Group::from_gid(group.into()).ok().flatten().map_or_else(|| group.to_string(), |group| group.name);
+    Err(format!(
+        "user {shown} is not in the group {name}: add it (SupplementaryGroups={name} in a unit, or usermod -aG {name})"
+    ))
 }
 
 /// Returns the name of a user in the text of a list of users.
@@ -112,7 +148,7 @@ fn look_into(directory: &Path) -> Option<ErrorKind> {
 
 /// Says why the user of this process may not use a path.
 fn denied(path: &Path, want: Want) -> String {
-    let User { uid, shown } = user();
+    let User { uid, shown, .. } = user();
     let closed = directories(path).find(|dir| look_into(dir) == Some(ErrorKind::PermissionDenied));
     if let Some(closed) = closed.map(Path::display) {
         return format!(

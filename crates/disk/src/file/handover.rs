@@ -6,7 +6,9 @@ use crate::{Error, SECTOR};
 use kickless_opener::status;
 use rustix::fs::{Advice, FileType, fadvise, fstat};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process;
 use std::sync::atomic::Ordering;
 
 impl FileDisk {
@@ -71,6 +73,14 @@ impl FileDisk {
         let Some(path) = self.named() else { return false };
         let (named, open) = match (status(path), fstat(&self.file).map_err(io::Error::from)) {
             (Ok(named), Ok(open)) => (named, open),
+            (Err(_), Ok(open)) if open.st_nlink == 0 => {
+                let copy_from = format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd());
+                tracing::warn!(
+                    parent: &self.span, path = %path.display(), copy_from,
+                    "the image was deleted, and its data will be lost when this program ends: copy it first"
+                );
+                return false;
+            }
             (Err(error), _) | (_, Err(error)) => {
                 tracing::warn!(
                     parent: &self.span, path = %path.display(), %error,

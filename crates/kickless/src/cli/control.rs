@@ -91,7 +91,7 @@ pub(crate) struct Metrics {
     #[arg(long, value_name = "ADDR", conflicts_with = "textfile", value_parser = parse_address)]
     pub(crate) listen: Option<SocketAddr>,
     /// Replace this file, for the node exporter's collector of text files
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = parse_textfile)]
     pub(crate) textfile: Option<PathBuf>,
     /// Take the rights that it does not need from a process that serves: on, strict (refuse to start if the
     /// kernel cannot do all of it), or off
@@ -130,6 +130,13 @@ fn parse_given(text: &str) -> Result<(String, i32), String> {
 /// Parses the address of a server.
 fn parse_address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "write an address and a port, such as 127.0.0.1:9750 or [::1]:9750")
+}
+
+/// Parses the path of a file for a collector of text files.
+fn parse_textfile(text: &str) -> Result<PathBuf, &'static str> {
+    let path = PathBuf::from(text);
+    let is_read = path.extension().is_some_and(|extension| extension == "prom");
+    is_read.then_some(path).ok_or("the node exporter reads only files whose names end with .prom")
 }
 
 /// Parses the time between two readings.

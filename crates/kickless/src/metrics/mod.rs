@@ -6,12 +6,14 @@
 
 mod http;
 
+use std::fs;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use kickless_control::{Client, ClientError, Exposition, Stats, exposition};
 use kickless_sandbox::Mode;
 use serde::Deserialize;
@@ -41,7 +43,10 @@ pub(crate) fn metrics(
         return serve(address, options.sandbox, log, control);
     }
     log()?;
-    let text = scrape(&control, Exposition::Prometheus)?;
+    let text = scrape(&control, Exposition::Prometheus).inspect_err(|_| {
+        // The old metrics would be read as if they were true now.
+        options.textfile.iter().for_each(|path| drop(fs::remove_file(path)));
+    })?;
     match &options.textfile {
         // A collector of text files reads only names that end with `.prom`, and not the one before the
         // rename.
@@ -56,7 +61,13 @@ pub(crate) fn metrics(
 /// The address cannot be served, or the sandbox cannot be made. The error is one sentence.
 fn serve(address: SocketAddr, mode: Mode, log: impl FnOnce() -> Result<()>, control: PathBuf) -> Result<()> {
     let about = || format!("--listen={address}");
-    let listener = TcpListener::bind(address).with_context(about)?;
+    let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            anyhow!("another program has this port, perhaps kickless-metrics.service: choose another one")
+        }
+        _ => error.into(),
+    });
+    let listener = listener.with_context(about)?;
     let address = listener.local_addr().with_context(about)?;
     let sandbox = Exporter::enter(mode)?;
     log()?;

@@ -1,8 +1,7 @@
 //! Errors of an operator who names a TAP.
 
-use kickless_opener::NoDescriptor;
+use kickless_opener::{NoDescriptor, user_id};
 use rustix::io::Errno;
-use rustix::process::getuid;
 use std::io;
 
 /// The reason for which a TAP cannot be opened. Each is one sentence for an operator.
@@ -15,8 +14,8 @@ pub enum TapError {
     #[error(
         "the TAP {name} is missing, or belongs to another user than {}: as root, ip link delete {name} if it is there, \
          and ip tuntap add dev {name} mode tap user {}",
-        getuid().as_raw(),
-        getuid().as_raw()
+        user_id(),
+        user_id()
     )]
     Denied {
         /// The interface.

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
+use tracing::info;
 
 /// Bytes of sent frames that wait in queues of the host, and beyond which a TAP takes no more. A frame of 64
 /// KiB counts twice its length at most, so eight of them may wait.
@@ -111,6 +112,12 @@ impl Tap {
             },
             Err(error) => return Err(TapError::of(name, error)),
         };
+        // A TAP that was made before stays after the programs that use it.
+        if let Ok((_, flags)) = sys::interface(first.as_fd())
+            && flags & libc::IFF_PERSIST == 0
+        {
+            info!(tap = name, "the TAP was not there: it is made, and goes when this program ends");
+        }
         let mut fds = vec![first];
         for _ in 1..queues {
             let queue = Self::open_queue(name, libc::IFF_MULTI_QUEUE)?;
