@@ -1,12 +1,15 @@
 //! Measures requests to many devices of one worker: as many as it can serve, and at rates of their own.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use kickless_control::Client;
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver::load::{self, Kind, Load, Run, random_sectors};
 use kickless_tests::frontend::machine::{Machine, Shape as MachineShape};
+use serde_json::Map;
 
 use crate::Bench;
 use crate::common::{BLOCK, Cpus};
@@ -14,8 +17,8 @@ use crate::curve::{Curve, Group, Panel, Shape};
 
 /// Devices with requests.
 const DEVICES: [u64; 4] = [1, 8, 64, 512];
-/// Devices with requests at rates of their own, and these rates: thousands of requests a second of all devices
-/// together. 10 guests with 1000 each are the least of the table for planning.
+/// Devices with requests at rates of their own, and these rates: thousands of requests a second of all
+/// devices together. 10 guests with 1000 each are the first cell of the table for planning.
 const PACED_DEVICES: [u64; 3] = [8, 64, 512];
 pub(crate) const RATES: [u64; 4] = [10, 30, 100, 300];
 /// Requests in flight on each device.
@@ -49,7 +52,7 @@ pub(crate) fn serve(devices: u64, cpus: &Cpus, arguments: &[&str]) -> Result<(Da
 
 impl Served {
     fn start(devices: u64, cpus: &Cpus) -> Result<Served> {
-        let (daemon, names) = serve(devices, cpus, &["--log-level=info"])?;
+        let (daemon, names) = serve(devices, cpus, &["--control"])?;
         let shape = MachineShape { memory: MEMORY, ..MachineShape::LINUX };
         let machines = names.iter().map(|name| Machine::start(&daemon.socket_of(name), &shape));
         let machines = machines.collect::<Result<_>>()?;
@@ -66,12 +69,12 @@ impl Served {
     }
 }
 
-/// Runs a turn. Returns it, and the processor seconds of the back-end.
-fn turn(pid: u32, run: impl FnOnce() -> Result<Run>) -> Result<(Run, f64)> {
-    let before = cpu_seconds(pid)?;
+/// Runs a turn. Returns it, and the growth of a number of seconds meanwhile.
+fn turn(seconds: impl Fn() -> Result<f64>, run: impl FnOnce() -> Result<Run>) -> Result<(Run, f64)> {
+    let before = seconds()?;
     let run = run()?;
     ensure!(run.failed == 0, "{} requests failed", run.failed);
-    Ok((run, cpu_seconds(pid)? - before))
+    Ok((run, seconds()? - before))
 }
 
 /// Measures the load.
@@ -80,16 +83,17 @@ pub(crate) fn measure(bench: &Bench) -> Result<Vec<Group>> {
     let served = axis.iter().map(|devices| Served::start(*devices, &bench.cpus));
     let mut served = served.collect::<Result<Vec<_>>>()?;
     let pids: Vec<u32> = served.iter().map(|served| served.daemon.pid()).collect();
+    let sockets: Vec<PathBuf> = served.iter().map(|served| served.daemon.socket_of("control")).collect();
     let time = TURN.min(bench.plan.time);
-    let mut panels =
-        ["thousand requests a second", "back-end ns each"].map(|figure| Panel { figure, curves: Vec::new() });
+    let mut panels = ["thousand requests a second", "ns of work for each"]
+        .map(|figure| Panel { figure, curves: Vec::new() });
     let mut paced = Panel { figure: BUSY, curves: Vec::new() };
     for depth in DEPTHS {
         let mut loads = served.iter_mut().map(|served| served.loads(depth)).collect::<Result<Vec<_>>>()?;
         let [rates, costs] = bench.rounds(axis.len(), |at| {
             let run = || load::run(&mut loads[at], time, random_sectors(SIZE, BLOCK));
-            let (run, cpu) = turn(pids[at], run)?;
-            Ok([run.rate() / 1e3, cpu / run.requests as f64 * 1e9])
+            let (run, work) = turn(|| work_seconds(&sockets[at]), run)?;
+            Ok([run.rate() / 1e3, work / run.requests as f64 * 1e9])
         })?;
         let [rate, cost] = &mut panels;
         let name = format!("{depth} in flight on each");
@@ -113,7 +117,7 @@ fn at_rates(bench: &Bench, axis: &[u64], loads: &mut [Vec<Load<'_>>], pids: &[u3
             let mean = 1e-3 / rates[rate] as f64;
             let gap = || Duration::from_secs_f64(-mean * (1.0 - fastrand::f64()).ln());
             let run = || load::run_paced(&mut loads[at], time, gap, random_sectors(SIZE, BLOCK));
-            let (run, cpu) = turn(pids[at], run)?;
+            let (run, cpu) = turn(|| cpu_seconds(pids[at]), run)?;
             let reached = run.rate() / (rates[rate] as f64 * 1e3);
             Ok([cpu / run.time.as_secs_f64() * 100.0 / reached, reached])
         })?;
@@ -134,4 +138,13 @@ pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
         sum += text.split_whitespace().next().context("an empty schedstat")?.parse::<u64>()?;
     }
     Ok(sum as f64 / 1e9)
+}
+
+/// Returns the seconds that the workers of a daemon have worked. When both ends poll and the driver is the
+/// slower one, the processor time has the looks at empty queues too.
+pub(crate) fn work_seconds(control: &Path) -> Result<f64> {
+    let stats = Client::connect(control)?.call("stats.get", Map::new())?;
+    let workers = stats["workers"].as_array().context("no workers")?;
+    let each = workers.iter().map(|worker| worker["work_ns"].as_u64().context("no work_ns"));
+    Ok(each.sum::<Result<u64>>()? as f64 / 1e9)
 }

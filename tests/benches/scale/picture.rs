@@ -59,8 +59,8 @@ pub(crate) fn draw(groups: &[Group]) -> Result<String> {
     Ok(svg.replacen('>', &format!("><style>{DARK}</style>"), 1))
 }
 
-/// Draws a chart below the names of its curves. Both axes are logarithmic: a flat curve is level, and a linear
-/// one rises by a decade for each decade of the axis.
+/// Draws a chart below the names of its curves. Both axes are logarithmic: a flat curve is level, and a
+/// linear one rises by a decade for each decade of the axis.
 fn draw_panel(area: &Area<'_>, axis: &str, panel: &Panel) -> Result<()> {
     let mut y = MARGIN + LINE / 2;
     area.draw(&Text::new(panel.figure.to_owned(), (MARGIN, y - LINE / 2), FONT.into_font().color(&BLACK)))?;
