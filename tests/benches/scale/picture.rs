@@ -84,6 +84,10 @@ fn draw_panel(area: &Area<'_>, axis: &str, panel: &Panel) -> Result<()> {
     chart
         .configure_mesh()
         .label_style(FONT)
+        // More marks would cover one another where an axis has one decade.
+        .x_labels(4)
+        .y_labels(4)
+        .max_light_lines(1)
         .bold_line_style(BLACK.mix(0.25))
         .light_line_style(BLACK.mix(0.08))
         .x_desc(axis)
