@@ -9,14 +9,13 @@
 
 mod common;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use common::Plan;
+use common::{Plan, resident_kib};
 use kickless_spec::blk;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver::memory::MEMFD_NAME;
 use kickless_tests::driver::request::{Layout, Request, RequestMemory};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::machine::{Machine, Shape};
@@ -114,22 +113,4 @@ fn load(machine: &mut Machine, shape: &Shape, block: usize) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Returns the resident pages of all mappings except the guest's memory.
-fn resident_kib(pid: u32) -> Result<u64> {
-    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-    let (mut total, mut guest) = (0, false);
-    for line in smaps.lines() {
-        let mut words = line.split_ascii_whitespace();
-        let first = words.next().unwrap_or_default();
-        // The first line of a mapping begins with its addresses. Each further line begins with a name and a
-        // colon.
-        if !first.ends_with(':') {
-            guest = line.contains(MEMFD_NAME);
-        } else if first == "Rss:" && !guest {
-            total += words.next().context("Rss without a number")?.parse::<u64>()?;
-        }
-    }
-    Ok(total)
 }

@@ -62,8 +62,10 @@ impl<D> Deref for Reference<D> {
 
 impl<D> Drop for Counted<D> {
     fn drop(&mut self) {
-        self.lifecycle.lock().return_reference(self.id);
-        self.lifecycle.may_close.notify_all();
+        // All threads of ended devices wait there. Only that of this device may have nothing to wait for now.
+        if self.lifecycle.lock().return_reference(self.id) {
+            self.lifecycle.may_close.notify_all();
+        }
     }
 }
 

@@ -340,10 +340,11 @@ impl<D> Table<D> {
         Some(device)
     }
 
-    /// Counts a reference less, after the caller has dropped it.
-    pub(crate) fn return_reference(&mut self, id: u64) {
-        if let Some(entry) = self.find(id) {
-            entry.references -= 1;
-        }
+    /// Counts a reference less, after the caller has dropped it. Returns whether the session thread closes
+    /// the device now.
+    pub(crate) fn return_reference(&mut self, id: u64) -> bool {
+        let Some(entry) = self.find(id) else { return false };
+        entry.references -= 1;
+        entry.is_being_closed()
     }
 }

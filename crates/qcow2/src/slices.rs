@@ -17,6 +17,9 @@ use std::sync::OnceLock;
 const WAYS: usize = if cfg!(loom) { 1 } else { 4 };
 /// The smallest number of sets.
 const SETS_MIN: u64 = if cfg!(loom) { 1 } else { 4 };
+/// 2^64 over the golden ratio: a multiplication by it carries each bit into the upper half (Knuth, The Art of
+/// Computer Programming, volume 3, section 6.4).
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The number of attempts of a look-up.
 const ATTEMPTS: usize = 3;
 /// Set in a tag if the table above is written, and only the active L1 table refers to it.
@@ -134,8 +137,20 @@ impl Slices {
         slices <= (self.sets.len() * WAYS) as u64
     }
 
+    /// Returns the set of a slice.
+    ///
+    /// Each run of as many slices as there are sets has one in each set. Each run begins at a pseudo-random
+    /// one: otherwise, slices at equal distances, such as those of the block groups of a file system, would
+    /// have the same few sets.
     fn set_of(&self, slice: SliceIndex) -> usize {
-        (slice.0 % self.sets.len() as u64) as usize
+        let sets = self.sets.len() as u64;
+        let (run, within) = (slice.0 / sets, slice.0 % sets);
+        let mixed = run.wrapping_mul(GOLDEN);
+        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(GOLDEN);
+        // Scales 32 bits to a set without a division. The largest cache has 2^25 sets.
+        let first = ((mixed >> 32) * sets) >> 32;
+        let set = first + within;
+        (if set < sets { set } else { set - sets }) as usize
     }
 
     /// Returns the answer of a slice whose entries are all 0.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver::load::{self, Kind, Load, Run};
+use kickless_tests::driver::memory::MEMFD_NAME;
 use kickless_tests::frontend::machine::{Machine, Shape};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -201,6 +202,27 @@ fn stat_seconds(pid: u32, numbers: [usize; 2]) -> Result<f64> {
         Ok(text.parse::<u64>()? as f64)
     };
     Ok((field(numbers[0])? + field(numbers[1])?) / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Returns the resident pages of all mappings except the guest's memory, in KiB.
+///
+/// # Errors
+/// The process does not exist.
+pub(crate) fn resident_kib(pid: u32) -> Result<u64> {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut total, mut guest) = (0, false);
+    for line in smaps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let first = words.next().unwrap_or_default();
+        // The first line of a mapping begins with its addresses. Each further line begins with a name and a
+        // colon.
+        if !first.ends_with(':') {
+            guest = line.contains(MEMFD_NAME);
+        } else if first == "Rss:" && !guest {
+            total += words.next().context("Rss without a number")?.parse::<u64>()?;
+        }
+    }
+    Ok(total)
 }
 
 /// The median and the extremes of some values.

@@ -46,12 +46,51 @@ fn subclusters_have_answers_of_their_own() {
 fn a_slice_that_must_stay_is_not_chosen() {
     let geometry = Geometry::new(Version::V3, 9, 4, false).unwrap();
     let slices = Slices::new(geometry, 512, 0);
-    for n in 0..4 {
-        let slice = SliceIndex(n * 4);
-        let at = slices.choose(slice, |_| false).unwrap();
-        slices.fill(at, slice, true, std::iter::empty());
+    let mut of_one_set = (0..).map(SliceIndex).filter(|slice| slices.set_of(*slice) == 1);
+    let kept: Vec<_> = of_one_set.by_ref().take(WAYS).collect();
+    for slice in &kept {
+        let at = slices.choose(*slice, |_| false).unwrap();
+        slices.fill(at, *slice, true, std::iter::empty());
     }
-    assert_eq!(slices.choose(SliceIndex(16), |_| false), None);
-    let at = slices.choose(SliceIndex(16), |slice| slice.0 == 8).unwrap();
-    assert_eq!(slices.find(SliceIndex(8)), Some(at));
+    let next = of_one_set.next().unwrap();
+    assert_eq!(slices.choose(next, |_| false), None);
+    let at = slices.choose(next, |slice| slice == kept[2]).unwrap();
+    assert_eq!(slices.find(kept[2]), Some(at));
+}
+
+/// Returns how many slices of these find a way while all before them stay.
+fn kept(cache: &Slices, slices: impl Iterator<Item = u64>) -> usize {
+    let fits = |slice: u64| {
+        let at = cache.choose(SliceIndex(slice), |_| false)?;
+        cache.fill_blank(at, SliceIndex(slice), true);
+        Some(())
+    };
+    slices.filter_map(fits).count()
+}
+
+#[test]
+fn as_many_slices_as_there_are_ways_fit() {
+    let geometry = Geometry::new(Version::V3, 16, 4, false).unwrap();
+    for sets in [4, 5, 1000, 1024] {
+        let cache = Slices::new(geometry, 4096, sets * WAYS as u64 * 4096);
+        let all = sets * WAYS as u64;
+        assert_eq!(kept(&cache, 0..all), all as usize, "{sets} sets");
+        assert!(cache.has_room(all) && !cache.has_room(all + 1), "{sets} sets");
+    }
+}
+
+/// Half as many slices as there are ways, at each distance. Slices at random would lose 4 % of them.
+#[test]
+fn slices_at_equal_distances_have_many_sets() {
+    let geometry = Geometry::new(Version::V3, 16, 4, false).unwrap();
+    for sets in [1000, 2048] {
+        for power in 0..24 {
+            for distance in [1 << power, 3 << power, (1 << power) + 1] {
+                let cache = Slices::new(geometry, 4096, sets * WAYS as u64 * 4096);
+                let asked = sets * WAYS as u64 / 2;
+                let kept = kept(&cache, (0..asked).map(|at| at * distance));
+                assert!(kept as u64 > asked * 7 / 8, "{sets} sets, distance {distance}: {kept} of {asked}");
+            }
+        }
+    }
 }

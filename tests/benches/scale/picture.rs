@@ -1,0 +1,115 @@
+//! Draws the curves of a part as one SVG: a row for each group, and a chart for each panel.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::common::Spread;
+use crate::curve::{Curve, Group, Panel};
+
+/// Colours that people with colour blindness can tell apart (Okabe and Ito).
+const COLOURS: [RGBColor; 3] = [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
+const FONT: (&str, u32) = ("sans-serif", 14);
+const WIDTH: u32 = 880;
+const CHART: u32 = 240;
+/// The height of a line of text.
+const LINE: i32 = 18;
+const MARGIN: i32 = 10;
+/// The room for the marks of the axes.
+const LEFT: u32 = 70;
+const BELOW: u32 = 40;
+/// The length of the piece of line before a name.
+const SWATCH: i32 = 14;
+
+/// The colours for readers who prefer dark pages, as those of the plots of `kickless bench`.
+const DARK: &str = "@media (prefers-color-scheme: dark) {
+svg [fill='#FFFFFF'] { fill: #16181d } svg [fill='#000000'] { fill: #d8dade } svg [stroke='#000000'] { stroke: #d8dade }
+svg [fill='#0072B2'] { fill: #4da3e0 } svg [stroke='#0072B2'] { stroke: #4da3e0 }
+}";
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Returns the height of a group with the names of its curves.
+fn height(group: &Group) -> u32 {
+    let names = group.panels.iter().map(|panel| panel.curves.len()).max().unwrap_or(0);
+    CHART + ((1 + names) as i32 * LINE + MARGIN) as u32
+}
+
+/// Draws the groups.
+///
+/// # Errors
+/// A chart has no room.
+pub(crate) fn draw(groups: &[Group]) -> Result<String> {
+    let mut svg = String::new();
+    {
+        let size = (WIDTH, groups.iter().map(height).sum());
+        let mut rest = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        rest.fill(&WHITE)?;
+        for group in groups {
+            let (row, below) = rest.split_vertically(height(group));
+            for (area, panel) in row.split_evenly((1, group.panels.len())).iter().zip(&group.panels) {
+                draw_panel(area, group.axis, panel)?;
+            }
+            rest = below;
+        }
+        rest.present()?;
+    }
+    Ok(svg.replacen('>', &format!("><style>{DARK}</style>"), 1))
+}
+
+/// Draws a chart below the names of its curves. Both axes are logarithmic: a flat curve is level, and a
+/// linear one rises by a decade for each decade of the axis.
+fn draw_panel(area: &Area<'_>, axis: &str, panel: &Panel) -> Result<()> {
+    let mut y = MARGIN + LINE / 2;
+    area.draw(&Text::new(panel.figure.to_owned(), (MARGIN, y - LINE / 2), FONT.into_font().color(&BLACK)))?;
+    for (curve, colour) in panel.curves.iter().zip(COLOURS) {
+        y += LINE;
+        area.draw(&PathElement::new(vec![(MARGIN, y), (MARGIN + SWATCH, y)], colour.stroke_width(3)))?;
+        let name = (2 * MARGIN + SWATCH, y - LINE / 2);
+        area.draw(&Text::new(curve.name.clone(), name, FONT.into_font().color(&BLACK)))?;
+    }
+    let (_, chart) = area.split_vertically(y + LINE / 2);
+    let points = || panel.curves.iter().flat_map(|curve| &curve.points);
+    let ys = decades(points().flat_map(|(_, Spread { min, max, .. })| [*min, *max]));
+    let xs = points().map(|(x, _)| *x).fold(f64::INFINITY, f64::min)
+        ..points().map(|(x, _)| *x).fold(1.0, f64::max) * 1.1;
+    let mut chart = ChartBuilder::on(&chart)
+        .margin(MARGIN)
+        .margin_right(2 * MARGIN)
+        .x_label_area_size(BELOW)
+        .y_label_area_size(LEFT)
+        .build_cartesian_2d(xs.log_scale(), ys.log_scale())?;
+    chart
+        .configure_mesh()
+        .label_style(FONT)
+        // More marks would cover one another where an axis has one decade.
+        .x_labels(4)
+        .y_labels(4)
+        .max_light_lines(1)
+        .bold_line_style(BLACK.mix(0.25))
+        .light_line_style(BLACK.mix(0.08))
+        .x_desc(axis)
+        .x_label_formatter(&|x| x.to_string())
+        .y_label_formatter(&|y| y.to_string())
+        .draw()?;
+    for (Curve { points, .. }, colour) in panel.curves.iter().zip(COLOURS) {
+        let shown = || points.iter().filter(|(_, spread)| spread.min > 0.0);
+        let medians = || shown().map(|(x, spread)| (*x, spread.median));
+        chart.draw_series(LineSeries::new(medians(), colour.stroke_width(2)))?;
+        chart.draw_series(medians().map(|point| Circle::new(point, 3, colour.filled())))?;
+        chart.draw_series(shown().map(|(x, Spread { min, max, .. })| {
+            PathElement::new(vec![(*x, *min), (*x, *max)], colour.stroke_width(1))
+        }))?;
+    }
+    Ok(())
+}
+
+/// Returns the whole decades around these numbers.
+fn decades(numbers: impl Iterator<Item = f64>) -> Range<f64> {
+    let powers: Vec<f64> = numbers.filter(|number| *number > 0.0).map(f64::log10).collect();
+    let least = powers.iter().copied().fold(f64::INFINITY, f64::min).floor();
+    let most = powers.iter().copied().fold(f64::NEG_INFINITY, f64::max).ceil();
+    if powers.is_empty() { 1.0..10.0 } else { 10f64.powf(least)..10f64.powf(most.max(least + 1.0)) }
+}
