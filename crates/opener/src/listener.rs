@@ -8,6 +8,7 @@ use crate::client::{Answer, Client, client, mismatch, without_refusal};
 use crate::directory::{Directory, Identity, SocketRights, directory_of, warn_of_lock};
 use crate::error::{GROUP_OPTION, Parts, SocketError, SocketProblem};
 use crate::grant::Outside;
+use crate::reason::check_group;
 use crate::socket::{HostAddress, SocketName, group_id};
 use crate::wire::{Reply, Request};
 
@@ -144,7 +145,7 @@ impl Address {
                 _ => Err(address.failed(mismatch())),
             };
         }
-        let group = group.map(group_id).transpose();
+        let group = group.map(|name| group_id(name).and_then(|id| check_group(name, id))).transpose();
         let group = group.map_err(|problem| SocketError { option: GROUP_OPTION, path: None, problem })?;
         let address = address(group);
         address.here().check()?;

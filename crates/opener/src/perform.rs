@@ -21,7 +21,7 @@ use crate::file::{FileUse, Opened, capture_here, path_of, reopen_here, status_of
 use crate::grant::{Authority, PathUse, Target};
 use crate::listener::{admit, real_path_here};
 use crate::name::name_here;
-use crate::reason::Want;
+use crate::reason::{Want, check_group};
 use crate::socket::HostAddress;
 use crate::sysfs::{block_facts_here, char_subsystem_here};
 use crate::tap::tap_here;
@@ -294,7 +294,8 @@ impl Performer {
         permit: &Permit,
         act: impl FnOnce(&HostAddress<'_>) -> Result<T, SocketError>,
     ) -> Result<T, Reply> {
-        let group = permit.group.as_deref().map(|group| self.group(group)).transpose();
+        let group = |name| self.group(name).and_then(|id| check_group(name, id));
+        let group = permit.group.as_deref().map(group).transpose();
         let group = group.map_err(|problem| SocketError { option: GROUP_OPTION, path: None, problem })?;
         let is_root = |real: &Path| self.state().is_within(&permit.within, PathUse::Socket, real);
         let admits = |directory: &Directory| admit(directory, path, is_root);

@@ -5,11 +5,11 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use nix::unistd::Group;
 use rustix::fs::{FileType, Mode, Stat, fstat};
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 use rustix::thread::{CapabilitySet, capabilities};
 
+use crate::error::SocketProblem;
 use crate::name::name_here;
 
 /// The list of users.
@@ -72,20 +72,19 @@ fn groups() -> Option<Vec<u32>> {
     Some(groups.into_iter().map(Gid::as_raw).collect())
 }
 
-/// Checks that this process can give a file to a group.
+/// Checks that this process can give a socket to the group with this name and number. Returns the number.
 ///
 /// # Errors
-/// A sentence that says what to do.
-pub(crate) fn check_group(group: u32) -> Result<(), String> {
+/// It cannot.
+pub(crate) fn check_group(name: &str, id: u32) -> Result<u32, SocketProblem> {
     let User { shown, groups, .. } = user();
-    if groups.as_ref().is_none_or(|groups| groups.contains(&group)) {
-        return Ok(());
+    if groups.as_ref().is_none_or(|groups| groups.contains(&id)) {
+        return Ok(id);
     }
-    let name =
-        Group::from_gid(group.into()).ok().flatten().map_or_else(|| group.to_string(), |group| group.name);
-    Err(format!(
-        "user {shown} is not in the group {name}: add it (SupplementaryGroups={name} in a unit, or usermod -aG {name})"
-    ))
+    Err(SocketProblem::Denied(format!(
+        "user {shown} is not in the group {name}: add it (SupplementaryGroups={name} in a unit, or usermod -aG \
+         {name})"
+    )))
 }
 
 /// Returns the name of a user in the text of a list of users.

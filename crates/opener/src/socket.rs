@@ -18,7 +18,7 @@ use rustix::net::{
 
 use super::directory::{Directory, Found, Identity, SocketRights};
 use super::error::{GROUP_OPTION, MODE_OPTION, PATH_OPTION, SocketError, SocketProblem};
-use super::reason::{Want, check_group, explained};
+use super::reason::{Want, explained};
 
 /// The mark of a socket that is being made: no other socket is sticky, as the bit has no meaning for one. So
 /// a file that gets the name between the calls that make a socket is not taken for it.
@@ -110,9 +110,7 @@ impl<'a> HostAddress<'a> {
             return Err(SocketError { option: PATH_OPTION, path: None, problem });
         }
         let checked = self.directory().and_then(|(directory, name)| check(&directory, name));
-        checked.map(drop).map_err(|problem| self.error(PATH_OPTION, problem))?;
-        let refused = self.group.map_or(Ok(()), check_group);
-        refused.map_err(|why| self.error(GROUP_OPTION, SocketProblem::Denied(why)))
+        checked.map(drop).map_err(|problem| self.error(PATH_OPTION, problem))
     }
 
     fn error(&self, option: &'static str, problem: SocketProblem) -> SocketError {

@@ -73,10 +73,10 @@ impl FileDisk {
         let Some(path) = self.named() else { return false };
         let (named, open) = match (status(path), fstat(&self.file).map_err(io::Error::from)) {
             (Ok(named), Ok(open)) => (named, open),
-            (Err(_), Ok(open)) if open.st_nlink == 0 => {
+            (Err(error), Ok(open)) if open.st_nlink == 0 => {
                 let copy_from = format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd());
                 tracing::warn!(
-                    parent: &self.span, path = %path.display(), copy_from,
+                    parent: &self.span, path = %path.display(), %error, copy_from,
                     "the image was deleted, and its data will be lost when this program ends: copy it first"
                 );
                 return false;

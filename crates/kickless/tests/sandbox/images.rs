@@ -64,7 +64,7 @@ fn an_image_is_replaced_by_another_of_its_name() {
     fs::remove_file(&image).unwrap();
     symlink(elsewhere.path().join("image"), &image).unwrap();
     assert_eq!(first_byte(&socket), 2);
-    assert!(daemon.wait_for("nothing can be found").contains("--allow-root="));
+    assert!(daemon.wait_for("the image was deleted").contains("--allow-root="));
 }
 
 /// Makes chains of two images below `top`, whose backing images have relative and absolute names, and names
