@@ -134,7 +134,8 @@ fn at_rates(bench: &Bench, axis: &[u64], loads: &mut [Vec<Load<'_>>], pids: &[u3
 pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     let mut sum = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+        // A thread that ends meanwhile does not work for the load.
+        let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else { continue };
         sum += text.split_whitespace().next().context("an empty schedstat")?.parse::<u64>()?;
     }
     Ok(sum as f64 / 1e9)
