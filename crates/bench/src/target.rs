@@ -167,9 +167,11 @@ fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Adds the name of a target, or its path, to an error that does not have it.
+/// Adds the name of a target to its error. The error of a connection names the path already, which is the name
+/// of a target without one.
 pub(crate) fn name_in(error: anyhow::Error, name: &str) -> anyhow::Error {
-    if format!("{error:#}").contains(name) { error } else { error.context(name.to_owned()) }
+    let has_it = matches!(error.downcast_ref(), Some(Error::Connect { path, .. }) if path == Path::new(name));
+    if has_it { error } else { error.context(name.to_owned()) }
 }
 
 /// Adds the commands for the other kind of device to the error of a socket that has the wrong one.
@@ -210,6 +212,18 @@ fn on_cpus<T>(cpus: Option<&CpuList>, does: impl FnOnce() -> Result<T>) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_has_the_name_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let failed = || kickless_driver::Disk::connect(kickless_driver::Options::new(&path)).err().unwrap();
+        let said = |name: &str| format!("{:#}", name_in(name_command(failed(), ""), name));
+        let path = path.display().to_string();
+        assert_eq!(said(&path).matches(&path).count(), 1);
+        // A name can be a word of the sentence.
+        assert!(said("a").starts_with("a: cannot connect to "), "{}", said("a"));
+    }
 
     #[test]
     fn names() {
