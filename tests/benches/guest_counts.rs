@@ -24,25 +24,28 @@ const DEPTHS: [u32; 3] = [1, 4, 32];
 const READS: u32 = 10_000;
 /// The bytes of a disk that answers at once.
 const NULL_SIZE: u64 = 64 << 20;
-const NAMES: [&str; 4] = ["kickless", "kickless, --poll=never", "qemu-storage-daemon", "QEMU's virtio-blk"];
+/// The disks of the guest, and their back-ends.
+const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
+const NAMES: [&str; DISKS.len()] =
+    ["kickless", "kickless, --poll=never", "qemu-storage-daemon", "QEMU's virtio-blk"];
 
 /// Notifications and interrupts for each read, by depth and disk.
 type Counts = [[(f64, f64); NAMES.len()]; DEPTHS.len()];
 
 fn main() -> Result<()> {
-    let plan = Plan::from_arguments();
+    // Before a round limits this thread to one of them.
+    let (plan, cpus) = (Plan::from_arguments(), Cpus::get()?);
     let scratch = Scratch::new()?;
     println!("notifications and interrupts of a guest for each read{}", plan.remark());
     for (medium, image) in [("a disk that answers at once", None), ("an image", Some(scratch.path()))] {
-        let rounds = (0..plan.rounds).map(|_| round(image, &plan)).collect::<Result<Vec<_>>>()?;
+        let rounds = (0..plan.rounds).map(|_| round(image, &plan, &cpus)).collect::<Result<Vec<_>>>()?;
         print(medium, &rounds);
     }
     Ok(())
 }
 
 /// Reads the disks of all back-ends in one guest, one after the other.
-fn round(image: Option<&Path>, plan: &Plan) -> Result<Counts> {
-    let cpus = Cpus::get()?;
+fn round(image: Option<&Path>, plan: &Plan, cpus: &Cpus) -> Result<Counts> {
     cpus.for_back_ends()?;
     let of = |program, poll: &str| {
         let disk = image.map_or_else(|| format!("null:{NULL_SIZE}").into(), OsString::from);
@@ -64,7 +67,7 @@ fn round(image: Option<&Path>, plan: &Plan) -> Result<Counts> {
     let disks = daemons.iter().map(|daemon| DiskConfig::new(daemon.socket(), "num-queues=1")).collect();
     let reads = if plan.quick { 50 } else { READS };
     let depths = DEPTHS.map(|depth| depth.to_string()).join(",");
-    let task = format!("kl.task=notify kl.disks=vda,vdb,vdc,vdd kl.reads={reads} kl.depth={depths}");
+    let task = format!("kl.task=notify kl.disks={} kl.reads={reads} kl.depth={depths}", DISKS.join(","));
     let own = own_disk(image);
     let guest = Guest::start(&GuestConfig { more: own, ..GuestConfig::new(&task, disks) })?;
     let results = guest.finish()?;
@@ -73,7 +76,7 @@ fn round(image: Option<&Path>, plan: &Plan) -> Result<Counts> {
     }
     let mut counts = Counts::default();
     for (depth, counts) in DEPTHS.iter().zip(&mut counts) {
-        for (disk, count) in ["vda", "vdb", "vdc", "vdd"].iter().zip(counts) {
+        for (disk, count) in DISKS.iter().zip(counts) {
             *count = of_disk(&results, &format!("{disk}.depth{depth}"))?;
         }
     }
