@@ -47,3 +47,4 @@ mod watch;
 pub use carry_out::carry_out;
 pub use interrupt::Interrupted;
 pub use options::Bench;
+pub use report::canvas;

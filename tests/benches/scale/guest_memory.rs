@@ -19,10 +19,8 @@ const TIMES: u32 = 16;
 pub(crate) fn measure(bench: &Bench) -> Result<Vec<Group>> {
     let axis = bench.axis(&GIB);
     let guest = |gib: &u64| -> Result<(Daemon, Machine, Bitmap)> {
-        bench.cpus.for_back_ends()?;
         let config = DaemonConfig { program: Program::Kickless, queues: 1, ..DaemonConfig::new("null:1G") };
-        let daemon = Daemon::start(&config)?;
-        bench.cpus.for_driver()?;
+        let daemon = bench.start(&config)?;
         let mut machine =
             Machine::start(daemon.socket(), &MachineShape { memory: gib << 30, ..MachineShape::LINUX })?;
         let bitmap = Bitmap::covering(&machine.ram)?;

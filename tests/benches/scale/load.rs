@@ -12,7 +12,7 @@ use kickless_tests::frontend::machine::{Machine, Shape as MachineShape};
 use serde_json::Map;
 
 use crate::Bench;
-use crate::common::{BLOCK, Cpus};
+use crate::common::BLOCK;
 use crate::curve::{Curve, Group, Panel, Shape};
 
 /// Devices with requests.
@@ -39,20 +39,14 @@ struct Served {
     machines: Vec<Machine>,
 }
 
-/// Serves this number of null disks on the back-ends' CPU.
-pub(crate) fn serve(devices: u64, cpus: &Cpus, arguments: &[&str]) -> Result<(Daemon, Vec<String>)> {
-    cpus.for_back_ends()?;
-    let names: Vec<String> = (0..devices).map(|at| format!("disk{at}")).collect();
-    let lines = format!("blk-file = \"null:{SIZE}\"\nnum-queues = 1");
-    let devices: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), lines.as_str())).collect();
-    let daemon = Daemon::serve_with(arguments, "workers = 1", &devices)?;
-    cpus.for_driver()?;
-    Ok((daemon, names))
+/// Serves this number of disks that answer at once.
+pub(crate) fn serve(bench: &Bench, devices: u64, arguments: &[&str]) -> Result<(Daemon, Vec<String>)> {
+    bench.serve(devices, &format!("blk-file = \"null:{SIZE}\"\nnum-queues = 1"), arguments)
 }
 
 impl Served {
-    fn start(devices: u64, cpus: &Cpus) -> Result<Served> {
-        let (daemon, names) = serve(devices, cpus, &["--control"])?;
+    fn start(bench: &Bench, devices: u64) -> Result<Served> {
+        let (daemon, names) = serve(bench, devices, &["--control"])?;
         let shape = MachineShape { memory: MEMORY, ..MachineShape::LINUX };
         let machines = names.iter().map(|name| Machine::start(&daemon.socket_of(name), &shape));
         let machines = machines.collect::<Result<_>>()?;
@@ -70,7 +64,10 @@ impl Served {
 }
 
 /// Runs a turn. Returns it, and the growth of a number of seconds meanwhile.
-fn turn(seconds: impl Fn() -> Result<f64>, run: impl FnOnce() -> Result<Run>) -> Result<(Run, f64)> {
+pub(crate) fn turn(
+    seconds: impl Fn() -> Result<f64>,
+    run: impl FnOnce() -> Result<Run>,
+) -> Result<(Run, f64)> {
     let before = seconds()?;
     let run = run()?;
     ensure!(run.failed == 0, "{} requests failed", run.failed);
@@ -80,7 +77,7 @@ fn turn(seconds: impl Fn() -> Result<f64>, run: impl FnOnce() -> Result<Run>) ->
 /// Measures the load.
 pub(crate) fn measure(bench: &Bench) -> Result<Vec<Group>> {
     let axis = bench.axis(&DEVICES);
-    let served = axis.iter().map(|devices| Served::start(*devices, &bench.cpus));
+    let served = axis.iter().map(|devices| Served::start(bench, *devices));
     let mut served = served.collect::<Result<Vec<_>>>()?;
     let pids: Vec<u32> = served.iter().map(|served| served.daemon.pid()).collect();
     let sockets: Vec<PathBuf> = served.iter().map(|served| served.daemon.socket_of("control")).collect();

@@ -23,7 +23,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use common::{Cpus, Plan, Spread};
 use curve::Group;
-use kickless_tests::daemon::repository;
+use kickless_tests::daemon::{Daemon, DaemonConfig, repository};
 
 /// A part of the report, which returns its curves.
 type Part = fn(&Bench) -> Result<Vec<Group>>;
@@ -44,6 +44,25 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
+    /// Starts a daemon with one disk on the back-ends' CPU.
+    fn start(&self, config: &DaemonConfig) -> Result<Daemon> {
+        self.cpus.for_back_ends()?;
+        let daemon = Daemon::start(config)?;
+        self.cpus.for_driver()?;
+        Ok(daemon)
+    }
+
+    /// Starts a daemon with one worker and so many devices, which have these lines in its file, on the
+    /// back-ends' CPU. Returns the names of the devices too.
+    fn serve(&self, devices: u64, lines: &str, arguments: &[&str]) -> Result<(Daemon, Vec<String>)> {
+        let names: Vec<String> = (0..devices).map(|at| format!("device{at}")).collect();
+        let devices: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), lines)).collect();
+        self.cpus.for_back_ends()?;
+        let daemon = Daemon::serve_with(arguments, "workers = 1", &devices)?;
+        self.cpus.for_driver()?;
+        Ok((daemon, names))
+    }
+
     /// Returns the values of an axis. The short form has only the first two.
     fn axis(&self, all: &[u64]) -> Vec<u64> {
         all.iter().copied().take(if self.plan.quick { 2 } else { all.len() }).collect()

@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Context, Result};
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::daemon::{DaemonConfig, Program};
 use kickless_tests::frontend::machine::{Machine, Shape as MachineShape};
 
 use crate::Bench;
@@ -23,13 +23,13 @@ pub(crate) fn measure(bench: &Bench) -> Result<Vec<Group>> {
     let axis = bench.axis(&DEVICES);
     let shape = MachineShape { memory: MEMORY, ..MachineShape::LINUX };
     let [listening, connected, listening_fds, connected_fds] = bench.rounds(axis.len(), |at| {
-        let (daemon, names) = load::serve(axis[at], &bench.cpus, &[])?;
+        let (daemon, names) = load::serve(bench, axis[at], &[])?;
         let before = held(daemon.pid())?;
-        let mut machines = names.iter().map(|name| Machine::start(&daemon.socket_of(name), &shape));
-        let mut machines = machines.by_ref().collect::<Result<Vec<_>>>()?;
+        let machines = names.iter().map(|name| Machine::start(&daemon.socket_of(name), &shape));
+        let mut machines = machines.collect::<Result<Vec<_>>>()?;
         machines.iter_mut().try_for_each(read_on_each)?;
         let after = held(daemon.pid())?;
-        Ok([before.0 / 1024.0, after.0 / 1024.0, before.1, after.1])
+        Ok([before[0], after[0], before[1], after[1]])
     })?;
     let curves = |before, after| {
         vec![
@@ -70,11 +70,10 @@ fn of_one(
         let shape = shape(axis[at]);
         let config =
             DaemonConfig { program: Program::Kickless, queues: shape.queues, ..DaemonConfig::new("null:1G") };
-        let daemon = Daemon::start(&config)?;
+        let daemon = bench.start(&config)?;
         let mut machine = Machine::start(daemon.socket(), &shape)?;
         read_on_each(&mut machine)?;
-        let (memory, descriptors) = held(daemon.pid())?;
-        Ok([memory / 1024.0, descriptors])
+        held(daemon.pid())
     })?;
     let panel =
         |figure, figures| Panel { figure, curves: vec![Curve::new("one device", expected, axis, figures)] };
@@ -86,12 +85,12 @@ fn read_on_each(machine: &mut Machine) -> Result<()> {
     (0..machine.shape().queues).try_for_each(|queue| machine.read(queue, 0, 4096).map(drop))
 }
 
-/// Returns the KiB that a process has without its guests' memory, with those of its page tables, and the
+/// Returns the MiB that a process has without its guests' memory, with those of its page tables, and the
 /// number of its descriptors.
-fn held(pid: u32) -> Result<(f64, f64)> {
+fn held(pid: u32) -> Result<[f64; 2]> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:")).context("no VmPTE")?;
     let tables: u64 = tables.split_whitespace().next().context("VmPTE without a number")?.parse()?;
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
-    Ok(((resident_kib(pid)? + tables) as f64, descriptors as f64))
+    Ok([(resident_kib(pid)? + tables) as f64 / 1024.0, descriptors as f64])
 }

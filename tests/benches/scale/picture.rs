@@ -3,33 +3,19 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use plotters::coord::Shift;
+use kickless_bench::canvas::{self, Area, BOLD, FONT, LIGHT, LINE, MARGIN};
 use plotters::prelude::*;
 
 use crate::common::Spread;
 use crate::curve::{Curve, Group, Panel};
 
-/// Colours that people with colour blindness can tell apart (Okabe and Ito).
-const COLOURS: [RGBColor; 3] = [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115)];
-const FONT: (&str, u32) = ("sans-serif", 14);
 const WIDTH: u32 = 880;
 const CHART: u32 = 240;
-/// The height of a line of text.
-const LINE: i32 = 18;
-const MARGIN: i32 = 10;
 /// The room for the marks of the axes.
 const LEFT: u32 = 70;
 const BELOW: u32 = 40;
 /// The length of the piece of line before a name.
 const SWATCH: i32 = 14;
-
-/// The colours for readers who prefer dark pages, as those of the plots of `kickless bench`.
-const DARK: &str = "@media (prefers-color-scheme: dark) {
-svg [fill='#FFFFFF'] { fill: #16181d } svg [fill='#000000'] { fill: #d8dade } svg [stroke='#000000'] { stroke: #d8dade }
-svg [fill='#0072B2'] { fill: #4da3e0 } svg [stroke='#0072B2'] { stroke: #4da3e0 }
-}";
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Returns the height of a group with the names of its curves.
 fn height(group: &Group) -> u32 {
@@ -42,11 +28,8 @@ fn height(group: &Group) -> u32 {
 /// # Errors
 /// A chart has no room.
 pub(crate) fn draw(groups: &[Group]) -> Result<String> {
-    let mut svg = String::new();
-    {
-        let size = (WIDTH, groups.iter().map(height).sum());
-        let mut rest = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        rest.fill(&WHITE)?;
+    let svg = canvas::svg((WIDTH, groups.iter().map(height).sum()), |area| {
+        let mut rest = area.clone();
         for group in groups {
             let (row, below) = rest.split_vertically(height(group));
             for (area, panel) in row.split_evenly((1, group.panels.len())).iter().zip(&group.panels) {
@@ -54,9 +37,9 @@ pub(crate) fn draw(groups: &[Group]) -> Result<String> {
             }
             rest = below;
         }
-        rest.present()?;
-    }
-    Ok(svg.replacen('>', &format!("><style>{DARK}</style>"), 1))
+        Ok(())
+    })?;
+    Ok(canvas::stand_alone(&svg))
 }
 
 /// Draws a chart below the names of its curves. Both axes are logarithmic: a flat curve is level, and a
@@ -64,7 +47,7 @@ pub(crate) fn draw(groups: &[Group]) -> Result<String> {
 fn draw_panel(area: &Area<'_>, axis: &str, panel: &Panel) -> Result<()> {
     let mut y = MARGIN + LINE / 2;
     area.draw(&Text::new(panel.figure.to_owned(), (MARGIN, y - LINE / 2), FONT.into_font().color(&BLACK)))?;
-    for (curve, colour) in panel.curves.iter().zip(COLOURS) {
+    for (curve, colour) in panel.curves.iter().zip((0..).map(canvas::colour)) {
         y += LINE;
         area.draw(&PathElement::new(vec![(MARGIN, y), (MARGIN + SWATCH, y)], colour.stroke_width(3)))?;
         let name = (2 * MARGIN + SWATCH, y - LINE / 2);
@@ -88,13 +71,13 @@ fn draw_panel(area: &Area<'_>, axis: &str, panel: &Panel) -> Result<()> {
         .x_labels(4)
         .y_labels(4)
         .max_light_lines(1)
-        .bold_line_style(BLACK.mix(0.25))
-        .light_line_style(BLACK.mix(0.08))
+        .bold_line_style(BLACK.mix(BOLD))
+        .light_line_style(BLACK.mix(LIGHT))
         .x_desc(axis)
         .x_label_formatter(&|x| x.to_string())
         .y_label_formatter(&|y| y.to_string())
         .draw()?;
-    for (Curve { points, .. }, colour) in panel.curves.iter().zip(COLOURS) {
+    for (Curve { points, .. }, colour) in panel.curves.iter().zip((0..).map(canvas::colour)) {
         let shown = || points.iter().filter(|(_, spread)| spread.min > 0.0);
         let medians = || shown().map(|(x, spread)| (*x, spread.median));
         chart.draw_series(LineSeries::new(medians(), colour.stroke_width(2)))?;

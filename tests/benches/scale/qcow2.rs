@@ -2,7 +2,7 @@
 //! reads.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kickless_control::Client;
@@ -10,13 +10,10 @@ use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver::load::{Kind, Load};
 use kickless_tests::frontend::machine::{Machine, Shape as MachineShape};
 use kickless_tests::qcow2::Qcow2Image;
-use serde_json::json;
 
-use crate::Bench;
 use crate::common::{BLOCK, Spread};
 use crate::curve::{Curve, Group, Panel, Shape};
-use crate::devices::object;
-use crate::load::{cpu_seconds, serve};
+use crate::{Bench, devices, load};
 
 /// GiB of a disk. 4 TiB have 8192 entries in their table of tables.
 const GIB: [u64; 3] = [1, 64, 4096];
@@ -64,10 +61,8 @@ struct Served {
 
 impl Served {
     fn start(bench: &Bench, image: Qcow2Image) -> Result<Served> {
-        bench.cpus.for_back_ends()?;
         let config = DaemonConfig { program: Program::Kickless, queues: 1, ..image.config() };
-        let daemon = Daemon::start(&config)?;
-        bench.cpus.for_driver()?;
+        let daemon = bench.start(&config)?;
         let shape = MachineShape { memory: 128 << 20, ..MachineShape::LINUX };
         let machine = Machine::start(daemon.socket(), &shape)?;
         Ok(Served { machine, daemon, _image: image })
@@ -80,10 +75,9 @@ impl Served {
         let kind = Kind { depth: DEPTH, block: BLOCK, write: false };
         let mut load = Load::prepare(queues.first_mut().context("no queue")?, ram, kind)?;
         load.run(time / 4, || offset() / SECTOR)?;
-        let before = cpu_seconds(self.daemon.pid())?;
-        let run = load.run(time, || offset() / SECTOR)?;
-        anyhow::ensure!(run.failed == 0, "{} requests failed", run.failed);
-        Ok((cpu_seconds(self.daemon.pid())? - before) / run.requests as f64 * 1e6)
+        let run = || load.run(time, || offset() / SECTOR);
+        let (run, cpu) = load::turn(|| load::cpu_seconds(self.daemon.pid()), run)?;
+        Ok(cpu / run.requests as f64 * 1e6)
     }
 }
 
@@ -133,19 +127,11 @@ fn start(bench: &Bench, images: Vec<Qcow2Image>) -> Result<Vec<Served>> {
 
 /// Returns the milliseconds that `device.add` takes with each image.
 fn opens(bench: &Bench, images: &[Qcow2Image]) -> Result<Vec<Spread>> {
-    let (daemon, _) = serve(1, &bench.cpus, &["--control", &format!("--allow-root={IMAGES_DIR}")])?;
+    let (daemon, _) = load::serve(bench, 1, &["--control", &format!("--allow-root={IMAGES_DIR}")])?;
     let mut client = Client::connect(&daemon.socket_of("control"))?;
-    let [times] = bench.rounds(images.len(), |at| {
-        let file = format!("qcow2:{}", images[at].path().display());
-        let params = json!({ "name": "new", "blk-file": file, "socket-path": daemon.socket_of("new") });
-        let mut time = 0.0;
-        for _ in 0..OPENS {
-            let begin = Instant::now();
-            client.call("device.add", object(params.clone()))?;
-            time += begin.elapsed().as_secs_f64() * 1e3 / f64::from(OPENS);
-            client.call("device.remove", object(json!({ "name": "new" })))?;
-        }
-        Ok([time])
+    let [add, _] = bench.rounds(images.len(), |at| {
+        let disk = format!("qcow2:{}", images[at].path().display());
+        devices::calls(&mut client, &daemon, &disk, OPENS)
     })?;
-    Ok(times)
+    Ok(add)
 }

@@ -7,7 +7,6 @@ use kickless_driver::{Card, CardOptions, QueuePair};
 use kickless_tests::daemon::Daemon;
 
 use crate::Bench;
-use crate::common::Cpus;
 use crate::curve::{Curve, Group, Panel, Shape};
 use crate::load::work_seconds;
 
@@ -46,13 +45,8 @@ fn head(to: [u8; 6], from: [u8; 6]) -> [u8; 14] {
 const BROADCAST: [u8; 6] = [0xff; 6];
 
 impl Switch {
-    fn start(ports: u64, cpus: &Cpus) -> Result<Switch> {
-        cpus.for_back_ends()?;
-        let names: Vec<String> = (0..ports).map(|at| format!("card{at}")).collect();
-        let devices: Vec<(&str, &str)> =
-            names.iter().map(|name| (name.as_str(), "port = \"switch:bench\"")).collect();
-        let daemon = Daemon::serve_with(&["--control"], "workers = 1", &devices)?;
-        cpus.for_driver()?;
+    fn start(bench: &Bench, ports: u64) -> Result<Switch> {
+        let (daemon, names) = bench.serve(ports, "port = \"switch:bench\"", &["--control"])?;
         let connect = |name: &String| -> Result<(Card, QueuePair)> {
             let options = CardOptions { queue_size: RING, ..CardOptions::new(daemon.socket_of(name)) };
             let card = Card::connect(options)?;
@@ -124,7 +118,7 @@ impl Switch {
 pub(crate) fn measure(bench: &Bench) -> Result<Vec<Group>> {
     let time = TURN.min(bench.plan.time);
     let axis = bench.axis(&PORTS);
-    let switches = axis.iter().map(|ports| Switch::start(*ports, &bench.cpus));
+    let switches = axis.iter().map(|ports| Switch::start(bench, *ports));
     let mut switches = switches.collect::<Result<Vec<_>>>()?;
     let [between] = bench.rounds(axis.len(), |at| Ok([switches[at].turn(&[mac(1, 0)], 1, time)?]))?;
     let [copy] = bench.rounds(axis.len(), |at| {
@@ -140,7 +134,7 @@ pub(crate) fn measure(bench: &Bench) -> Result<Vec<Group>> {
     drop(switches);
     let axis = bench.axis(&ADDRESSES);
     let learned = axis.iter().map(|addresses| -> Result<Switch> {
-        let mut switch = Switch::start(2, &bench.cpus)?;
+        let mut switch = Switch::start(bench, 2)?;
         switch.announce(1, *addresses as usize)?;
         Ok(switch)
     });

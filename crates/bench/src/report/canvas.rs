@@ -14,19 +14,21 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
     RGBColor(230, 159, 0),
 ];
-pub(super) const FONT: (&str, u32) = ("sans-serif", 14);
+/// The font of all text, and its size in pixels.
+pub const FONT: (&str, u32) = ("sans-serif", 14);
 /// The largest width of a character of this font: that of a wide font, such as DejaVu Sans, on average.
 const CHAR: f64 = 8.4;
 /// The height of a line of text.
-pub(super) const LINE: i32 = 18;
+pub const LINE: i32 = 18;
 /// The space around a plot.
-pub(super) const MARGIN: i32 = 10;
+pub const MARGIN: i32 = 10;
 /// The width of a plot of a page. A screen of 400 pixels shows it at five sixths, with text of 12 pixels.
 pub(super) const WIDTH: u32 = 440;
 
-/// The opacity of the lines at the marks of an axis, and of those between them.
-pub(super) const BOLD: f64 = 0.25;
-pub(super) const LIGHT: f64 = 0.08;
+/// The opacity of the lines at the marks of an axis.
+pub const BOLD: f64 = 0.25;
+/// The opacity of the lines between the marks of an axis.
+pub const LIGHT: f64 = 0.08;
 
 /// The colours of plots for readers who prefer dark pages. The SVG itself has those for all others.
 pub(super) const DARK: &str = "@media (prefers-color-scheme: dark) {
@@ -35,13 +37,13 @@ svg [fill='#0072B2'] { fill: #4da3e0 } svg [stroke='#0072B2'] { stroke: #4da3e0 
 }";
 
 /// The place of a chart.
-pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Draws on a white area of this size, and returns the SVG.
 ///
 /// # Errors
 /// `draw` fails.
-pub(super) fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
+pub fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
@@ -53,12 +55,12 @@ pub(super) fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) 
 }
 
 /// Makes the SVG of a plot a file of its own, with its colours for dark pages.
-pub(super) fn stand_alone(svg: &str) -> String {
+pub fn stand_alone(svg: &str) -> String {
     svg.replacen('>', &format!("><style>{DARK}</style>"), 1)
 }
 
 /// Returns the colour of a target.
-pub(super) fn colour(target: usize) -> RGBColor {
+pub fn colour(target: usize) -> RGBColor {
     COLOURS.get(target % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 

@@ -1,6 +1,6 @@
 //! Renders the results as one page of HTML without external files.
 
-mod canvas;
+pub mod canvas;
 mod legend;
 mod of_load;
 mod over_rate;
