@@ -167,8 +167,8 @@ fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Adds the name of a target to its error. The error of a connection has the path of the socket already, which
-/// is the name of a target without another one.
+/// Adds the name of a target to its error. The error of a connection has the path of the socket already,
+/// which is the name of a target without another one.
 pub(crate) fn name_in(error: anyhow::Error, name: &str) -> anyhow::Error {
     let has_it = matches!(error.downcast_ref(), Some(Error::Connect { path, .. }) if path == Path::new(name));
     if has_it { error } else { error.context(name.to_owned()) }

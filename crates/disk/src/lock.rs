@@ -67,7 +67,8 @@ const fn lock_bytes(read_only: bool) -> &'static LockBytes {
 pub enum LockError {
     /// This process has locked it for another disk.
     #[error(
-        "another device of this daemon is using it: give each its own image, make both read-only, or use incoming to migrate a guest to the other"
+        "another device of this daemon is using it: give each its own image, make both read-only, or use incoming to \
+         migrate a guest to the other"
     )]
     Here,
     /// Another process has the image open for writing.

@@ -173,7 +173,6 @@ impl<'q> Load<'q> {
 /// Requests stop completing.
 pub fn run(loads: &mut [Load<'_>], time: Duration, mut sector: impl FnMut() -> u64) -> Result<Run> {
     let mut run = Run::default();
-    let kicks = |loads: &[Load<'_>]| loads.iter().map(|load| load.queue.kicks()).sum::<u64>();
     let kicks_before = kicks(loads);
     let start = Instant::now();
     for load in &mut *loads {
@@ -211,6 +210,11 @@ pub fn run(loads: &mut [Load<'_>], time: Duration, mut sector: impl FnMut() -> u
     Ok(run)
 }
 
+/// Returns the number of kicks of all queues so far.
+fn kicks(loads: &[Load<'_>]) -> u64 {
+    loads.iter().map(|load| load.queue.kicks()).sum()
+}
+
 /// Sends requests at times of their own, to each load in turn. `gap` gives the time from one to the next. A
 /// request that finds no free slot is sent when there is one. The device calls for completions, as for a
 /// guest, but the driver does not sleep.
@@ -226,7 +230,6 @@ pub fn run_paced(
     let mut run = Run::default();
     let mut free: Vec<Vec<u16>> = loads.iter().map(|load| (0..load.depth).collect()).collect();
     loads.iter_mut().for_each(|load| load.queue.enable_calls());
-    let kicks = |loads: &[Load<'_>]| loads.iter().map(|load| load.queue.kicks()).sum::<u64>();
     let kicks_before = kicks(loads);
     let start = Instant::now();
     let (mut due, mut last, mut next) = (start + gap(), start, 0);

@@ -165,11 +165,21 @@ impl Served {
     /// # Errors
     /// [`Served::end`] fails, or the log has a warning.
     pub fn end_without_warnings(self) -> Result<()> {
+        self.end_with_warnings_of(&[])
+    }
+
+    /// Ends the daemon as [`Served::end`] does, and checks that each warning of its log contains one of these
+    /// texts.
+    ///
+    /// # Errors
+    /// [`Served::end`] fails, or the log has an error or another warning.
+    pub fn end_with_warnings_of(self, texts: &[&str]) -> Result<()> {
         let log = self.end()?;
         // A busy machine can delay a step by more than a second; these warnings do not count.
-        let is_trouble = |line: &&String| {
-            (line.contains(" WARN ") && !line.contains("still waiting")) || line.contains(" ERROR ")
-        };
+        let expected = texts.iter().chain(&["still waiting"]);
+        let is_expected = |line: &str| expected.clone().any(|text| line.contains(text));
+        let is_trouble =
+            |line: &&String| (line.contains(" WARN ") && !is_expected(line)) || line.contains(" ERROR ");
         let trouble: Vec<&String> = log.iter().filter(is_trouble).collect();
         ensure!(trouble.is_empty(), "{trouble:#?}");
         Ok(())

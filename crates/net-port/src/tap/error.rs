@@ -12,10 +12,9 @@ pub enum TapError {
     Device(#[source] io::Error),
     /// The program may not make or open the interface.
     #[error(
-        "the TAP {name} is missing, or belongs to another user than {}: as root, ip link delete {name} if it is there, \
-         and ip tuntap add dev {name} mode tap user {}",
-        user_id(),
-        user_id()
+        "the TAP {name} is missing, or belongs to another user than {user}: as root, ip link delete {name} if it is \
+         there, and ip tuntap add dev {name} mode tap user {user}",
+        user = user_id()
     )]
     Denied {
         /// The interface.
