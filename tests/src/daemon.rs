@@ -690,6 +690,15 @@ pub fn wait_for_exit(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     }
 }
 
+/// Returns whether a signal has stopped a process.
+///
+/// A SIGCONT does not end a stop that begins after it.
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+}
+
 /// Writes a configuration file for `kickless serve`. Returns its path.
 fn write_config(dir: &Path, pool: &str, devices: &[(&str, &str)]) -> Result<PathBuf> {
     let mut config = format!("[pool]\n{pool}\n");

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use kickless_disk::lock::check;
 use kickless_driver::{Choice, Disk, Options};
-use kickless_tests::daemon::{Daemon, Process, wait_for_exit};
+use kickless_tests::daemon::{Daemon, Process, is_stopped, wait_for_exit};
 use kickless_tests::guest::image_dir;
 use kickless_tests::qcow2::qemu_img;
 use kickless_tests::verified_load::{BLOCK, drive_disk};
@@ -71,11 +71,6 @@ impl Case {
 
 fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
-}
-
-fn is_stopped(child: &Child) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
 }
 
 /// Returns the numbers of descriptors and of threads, without those that the engine keeps for the next call.
@@ -164,12 +159,8 @@ fn fail(daemon: &mut Daemon, case: Case, of_new: &[&str]) -> Outcome {
     let before = descriptors_and_threads(daemon.pid());
     let mut new = daemon.begin_upgrade(of_new, &[]).unwrap();
     if case.fault == "stop" {
-        let old = daemon.pid();
-        let stopped = || match case.is_of_old() {
-            true => fs::read_to_string(format!("/proc/{old}/stat")).unwrap_or_default().contains(") T "),
-            false => is_stopped(&new.child),
-        };
-        assert!(in_time(stopped), "{case:?}: no fault: {:?}", new.log.lines());
+        let stops = if case.is_of_old() { daemon.pid() } else { new.child.id() };
+        assert!(in_time(|| is_stopped(stops)), "{case:?}: no fault: {:?}", new.log.lines());
         thread::sleep(STOP);
         match case.is_of_old() {
             true => daemon.signal(Signal::CONT).unwrap(),
