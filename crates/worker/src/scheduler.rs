@@ -167,6 +167,11 @@ impl Scheduler {
         self.tasks += 1;
     }
 
+    /// Returns the tasks of a device that are on the list.
+    pub(crate) fn listed(&self, flow: Flow) -> impl Iterator<Item = u32> {
+        self.flows[flow.0].tasks.iter().copied()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.tasks == 0
     }

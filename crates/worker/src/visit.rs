@@ -7,7 +7,7 @@ use crate::clock::Nanos;
 use crate::entry::TaskState;
 use crate::event_loop::{EventLoop, RETRY};
 use crate::policy::Verdict;
-use crate::scheduler::{VAIN_FAR_SIDE, VAIN_RING, Visit};
+use crate::scheduler::{Flow, VAIN_FAR_SIDE, VAIN_RING, Visit};
 use kickless_device::{Context, Next};
 
 /// The shortest time for which a throttled task is left alone. Its limiter keeps the tokens of this time. So
@@ -200,8 +200,16 @@ impl EventLoop {
     /// `quiet` task does not wait for kicks.
     fn found_empty(&mut self, number: u32, now: Nanos, quiet: bool) -> bool {
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
-        let on_disk = entry.task.in_flight() > 0;
-        match entry.policy.empty(now, &self.host_probe.host, on_disk) {
+        let (flow, on_disk) = (entry.flow, entry.task.in_flight() > 0);
+        let mut verdict = entry.policy.empty(now, &self.host_probe.host, on_disk);
+        if let Verdict::Nap { until, .. } = verdict
+            && entry.policy.may_look_in_nap()
+            && self.keeps_core_for(flow)
+        {
+            verdict = Verdict::Spin { until };
+        }
+        let Some(entry) = self.entries[number as usize].as_mut() else { return false };
+        match verdict {
             Verdict::Spin { until } => {
                 entry.spin_until = Some(until);
                 true
@@ -225,6 +233,14 @@ impl EventLoop {
                 false
             }
         }
+    }
+
+    /// Returns whether a device has a task on the list whose waits are spun through. A nap of another of its
+    /// tasks would delay requests and save nothing: of a card, both queues of a pair pass the same frames. A
+    /// task of another device naps in any case, because looks at it would take time from this one.
+    fn keeps_core_for(&self, flow: Flow) -> bool {
+        let entry = |number: u32| self.entries[number as usize].as_ref();
+        self.scheduler.listed(flow).any(|number| entry(number).is_some_and(|entry| entry.policy.keeps_core()))
     }
 
     /// Has a task that naps or is throttled polled at a time.

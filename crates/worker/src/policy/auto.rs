@@ -1,7 +1,7 @@
 //! The decision for each wait, from the history of the queue and the costs of the machine.
 
 use super::load::Load;
-use super::trial::{Last, TOLERATED_LOSS, Trial};
+use super::trial::{Last, Manner, TOLERATED_LOSS, Trial};
 use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
@@ -121,6 +121,13 @@ impl Auto {
         }
     }
 
+    /// Returns whether waits of the queue are spun through now.
+    pub(super) fn is_eager(&self) -> bool {
+        !self.contended
+            && self.trial.manner() == Manner::Eager
+            && self.ways.iter().any(|(limit, _)| *limit > 0)
+    }
+
     /// Lets the trial go on, and makes new plans now and then. The queue was just found empty.
     #[cold]
     fn review(&mut self, now: Nanos, host: &Host) {
@@ -185,7 +192,6 @@ impl Auto {
 
 #[cfg(test)]
 mod tests {
-    use super::super::trial::Manner;
     use super::*;
 
     const HOST: Host = Host { kicked_cpu: 8_000, timed_cpu: 8_000, wake_delay: 30_000, contended: false };

@@ -117,6 +117,17 @@ impl Policy {
         (trial.lease, trial.test.capital)
     }
 
+    /// Returns whether a nap may be spun through, which costs nothing while another queue keeps the core. Not
+    /// so for the nap of a trial, which is to delay the requests.
+    pub fn may_look_in_nap(&self) -> bool {
+        !self.auto.trial.is_napping()
+    }
+
+    /// Returns whether `auto` keeps the core for this queue, in its waits too.
+    pub fn keeps_core(&self) -> bool {
+        matches!(self.poll, Poll::Auto { .. }) && self.auto.is_eager()
+    }
+
     /// Returns whether kicks are off, because the queue spins or naps.
     pub fn is_polled(&self) -> bool {
         self.polled

@@ -16,6 +16,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 #[test]
 fn naps_end_together_if_that_shortens_none_by_more_than_half() {
@@ -335,4 +336,31 @@ fn a_throttled_task_is_left_alone_for_a_while() {
     rig.worker.wake_naps(until);
     rig.worker.visit_scheduled(until);
     assert_eq!(rig.polls()[number as usize], 2);
+}
+
+#[test]
+fn only_an_eager_task_on_the_list_keeps_the_core_for_its_device() {
+    let auto = Poll::Auto { latency: Duration::from_micros(100), kick_price: Duration::ZERO };
+    let cases =
+        [(1, true, true, true), (1, false, true, false), (1, true, false, false), (2, true, true, false)];
+    for (device, is_eager, is_listed, keeps) in cases {
+        let mut rig = Rig::with(auto);
+        let [first, second] = [rig.add(1, Next::Idle, false), rig.add(device, Next::Idle, false)];
+        let host = rig.worker.host_probe.host;
+        let policy = &mut rig.worker.entries[first as usize].as_mut().unwrap().policy;
+        policy.empty(0, &host, false);
+        if !is_eager {
+            // A second without a request that a nap has lost.
+            policy.replay(1_000_000_000, 0.0);
+        }
+        if !is_listed {
+            rig.worker.scheduler = Default::default();
+            let flows = [1, device].map(|device| rig.worker.scheduler.join(device, 1));
+            for (number, flow) in [first, second].into_iter().zip(flows) {
+                rig.worker.entries[number as usize].as_mut().unwrap().flow = flow;
+            }
+        }
+        let flow = rig.worker.entries[second as usize].as_ref().unwrap().flow;
+        assert_eq!(rig.worker.keeps_core_for(flow), keeps, "device {device}, {is_eager}, {is_listed}");
+    }
 }
