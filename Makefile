@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := build
 .PHONY: build image setup test test-rbd check site demo demo-migrate demo-upgrade fuzz bench bench-poll fio dist deb install \
-	install-driver
+	uninstall install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -89,6 +89,11 @@ deb:
 # the other variables of packagers.
 install: build install-driver
 	DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) dist/install $${CARGO_TARGET_DIR:-target}/release/kickless
+
+# Removes what `make install` installed from the same tree, with the same variables.
+uninstall:
+	tree=$$(mktemp -d) && trap "rm -rf $$tree" EXIT && $(MAKE) --no-print-directory install DESTDIR=$$tree && \
+	DESTDIR=$(DESTDIR) dist/uninstall $$tree
 
 # Installs only the driver: library, header and pkg-config file. Its tests set DRIVER_PROFILE=dev.
 DRIVER_PROFILE ?= release
