@@ -12,6 +12,7 @@ use kickless_tests::daemon::Daemon;
 use kickless_tests::driver::load::{self, Kind, Load, Run};
 use kickless_tests::driver::memory::MEMFD_NAME;
 use kickless_tests::frontend::machine::{Machine, Shape};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The extent of a measurement.
@@ -80,6 +81,11 @@ impl Cpus {
     /// Moves this thread to the back-ends' CPU, for back-ends that it starts.
     pub(crate) fn for_back_ends(&self) -> Result<()> {
         Ok(sched_setaffinity(None, &self.back_ends)?)
+    }
+
+    /// Moves a thread of another process to the back-ends' CPU.
+    pub(crate) fn for_back_end(&self, thread: Pid) -> Result<()> {
+        Ok(sched_setaffinity(Some(thread), &self.back_ends)?)
     }
 
     /// Moves this thread to all CPUs, for other programs that it starts.
