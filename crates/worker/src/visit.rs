@@ -19,6 +19,10 @@ const THROTTLED_MIN: Nanos = 20_000;
 /// worker.
 const RETRY_INTERVAL: Nanos = 10_000_000;
 
+/// The time for which a task is looked at instead of a nap, before it is asked again whether another one
+/// keeps the core: a tenth of a nap.
+const LOOKED_AT: Nanos = 10_000;
+
 /// Returns the time until which a throttled task is left alone.
 fn throttled_until(now: Nanos, wait_ns: u64) -> Nanos {
     now.saturating_add(wait_ns.max(THROTTLED_MIN))
@@ -206,7 +210,7 @@ impl EventLoop {
             && entry.policy.may_look_in_nap()
             && self.keeps_core_for(flow)
         {
-            verdict = Verdict::Spin { until };
+            verdict = Verdict::Spin { until: until.min(now.saturating_add(LOOKED_AT)) };
         }
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
         match verdict {

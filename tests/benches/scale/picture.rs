@@ -1,4 +1,5 @@
-//! Draws the curves of a part as one SVG: a row for each group, and a chart for each panel.
+//! Draws the curves of a part as one SVG: a chart for each panel, one below the other, as wide as a telephone
+//! shows them without making their text smaller.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use plotters::prelude::*;
 use crate::common::Spread;
 use crate::curve::{Curve, Group, Panel};
 
-const WIDTH: u32 = 880;
+const WIDTH: u32 = 400;
 const CHART: u32 = 240;
 /// The room for the marks of the axes.
 const LEFT: u32 = 70;
@@ -17,10 +18,9 @@ const BELOW: u32 = 40;
 /// The length of the piece of line before a name.
 const SWATCH: i32 = 14;
 
-/// Returns the height of a group with the names of its curves.
-fn height(group: &Group) -> u32 {
-    let names = group.panels.iter().map(|panel| panel.curves.len()).max().unwrap_or(0);
-    CHART + ((1 + names) as i32 * LINE + MARGIN) as u32
+/// Returns the height of a chart with the names of its curves.
+fn height(panel: &Panel) -> u32 {
+    CHART + ((1 + panel.curves.len()) as i32 * LINE + MARGIN) as u32
 }
 
 /// Draws the groups.
@@ -28,13 +28,12 @@ fn height(group: &Group) -> u32 {
 /// # Errors
 /// A chart has no room.
 pub(crate) fn draw(groups: &[Group]) -> Result<String> {
-    let svg = canvas::svg((WIDTH, groups.iter().map(height).sum()), |area| {
+    let panels = || groups.iter().flat_map(|group| group.panels.iter().map(|panel| (group.axis, panel)));
+    let svg = canvas::svg((WIDTH, panels().map(|(_, panel)| height(panel)).sum()), |area| {
         let mut rest = area.clone();
-        for group in groups {
-            let (row, below) = rest.split_vertically(height(group));
-            for (area, panel) in row.split_evenly((1, group.panels.len())).iter().zip(&group.panels) {
-                draw_panel(area, group.axis, panel)?;
-            }
+        for (axis, panel) in panels() {
+            let (chart, below) = rest.split_vertically(height(panel));
+            draw_panel(&chart, axis, panel)?;
             rest = below;
         }
         Ok(())

@@ -121,11 +121,10 @@ impl Auto {
         }
     }
 
-    /// Returns whether waits of the queue are spun through now.
+    /// Returns whether a lease keeps the core for the queue now: it is spun for longer than without one.
     pub(super) fn is_eager(&self) -> bool {
-        !self.contended
-            && self.trial.manner() == Manner::Eager
-            && self.ways.iter().any(|(limit, _)| *limit > 0)
+        let keeps = |[eager, patient, _]: &[Way; 3]| eager.0 > 0 && eager != patient;
+        !self.contended && self.trial.manner() == Manner::Eager && self.plans.iter().any(keeps)
     }
 
     /// Lets the trial go on, and makes new plans now and then. The queue was just found empty.

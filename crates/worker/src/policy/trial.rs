@@ -29,13 +29,14 @@ const LEASE: Nanos = 250_000_000;
 /// The eager part of a treated block, in naps. With 2, drivers that naps delay by up to 4 were held eager for
 /// seconds in 7 of 12 simulated runs; with 4 for at most 250 ms. More hides small losses in noise.
 const RECOVERY: Nanos = 4;
-/// The naps of a treated block whose test is in doubt: the last pairs scatter so much that the stake is not
-/// the largest. Noise grows less than the number of naps, and what they lose grows as much, or more: a driver
-/// that has work left for one nap has none for the next. With 1, a load that lost two fifths to naps (768
-/// frames that go round between two polling ends) was without a lease for half of the time. With 4 in all
-/// blocks, a load whose pairs all lose would be known later, because a lease pays for fewer pairs.
+/// The naps of a treated block whose test is in doubt: the stake is not the largest, because the last pairs
+/// scatter or show no loss. Noise grows less than the number of naps, and what they lose grows as much, or
+/// more: a driver that has work left for one nap has none for the next. With 1, a load that lost two fifths
+/// to naps (768 frames that go round between two polling ends) was without a lease for half of the time.
+/// With 4 in all blocks, a load whose pairs all lose would be known later, because a lease pays for fewer
+/// pairs.
 const NAPS_IN_DOUBT: Nanos = 4;
-/// The number of quick pairs before a test can be in doubt.
+/// The quick pairs that are over before a test can be in doubt: four, or two without a loss.
 const PAIRS_BEFORE_DOUBT: u8 = 4;
 /// The share of requests that a load may lose and still count as one that does not react.
 pub(super) const TOLERATED_LOSS: f64 = 0.025;
@@ -63,7 +64,7 @@ const QUICK_PAIRS: u8 = 16;
 /// The number of quick pairs for which one without a loss counts, because most such pairs are of loads that
 /// do not react.
 const LOSSLESS_PAIR_WEIGHT: u8 = 3;
-/// The shortest rest, in naps.
+/// The shortest rest, in the naps of a pair.
 const REST_MIN: f64 = 2.0;
 /// The capital after the quick pairs below which a lease ends at once: twice that of the beginning. A load
 /// that loses a tenth or more has it by then, and one that loses nothing in at most half of the cases.
@@ -197,7 +198,7 @@ impl Trial {
         (self.naps + RECOVERY) * self.nap
     }
 
-    /// Returns whether earlier pairs scatter.
+    /// Returns whether earlier pairs scatter or show no loss.
     fn is_in_doubt(&self) -> bool {
         self.quick_pairs_left <= QUICK_PAIRS - PAIRS_BEFORE_DOUBT && self.test.stake() < STAKE_MAX
     }
@@ -276,7 +277,7 @@ impl Trial {
             REST_PER_SPIN * (self.block() + RECOVERY * self.nap) as f64 / self.test.capital.floor().powi(2)
         };
         // A random part keeps the trial out of step with the load.
-        let rest = rest.max(REST_MIN * self.nap as f64) * (0.875 + self.draw() / 4.0);
+        let rest = rest.max(REST_MIN * (self.naps * self.nap) as f64) * (0.875 + self.draw() / 4.0);
         self.until = now.saturating_add(rest as Nanos);
     }
 

@@ -348,10 +348,15 @@ fn only_an_eager_task_on_the_list_keeps_the_core_for_its_device() {
         let [first, second] = [rig.add(1, Next::Idle, false), rig.add(device, Next::Idle, false)];
         let host = rig.worker.host_probe.host;
         let policy = &mut rig.worker.entries[first as usize].as_mut().unwrap().policy;
-        policy.empty(0, &host, false);
+        // A request every 5 us, until the policy knows that naps would be cheaper.
+        let is_known = (0..2_000).any(|count| {
+            policy.empty(5_000 * count, &host, false);
+            policy.found(5_000 * count + 4_000, 1);
+            policy.keeps_core()
+        });
+        assert!(is_known);
         if !is_eager {
-            // A second without a request that a nap has lost.
-            policy.replay(1_000_000_000, 0.0);
+            policy.set(Poll::Never);
         }
         if !is_listed {
             rig.worker.scheduler = Default::default();
