@@ -7,12 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kickless_tests::daemon::kickless_binary;
-
-const DIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist");
+use kickless_tests::daemon::{kickless_binary, repository};
 
 fn install(destination: &Path) {
-    let mut install = Command::new(format!("{DIST}/install"));
+    let mut install = Command::new(repository().join("dist/install"));
     install.arg(kickless_binary().unwrap()).env("DESTDIR", destination);
     assert!(install.status().unwrap().success());
 }
@@ -49,7 +47,7 @@ fn uninstalling_leaves_what_others_have_written() {
     assert_eq!(fs::read_to_string(&config).unwrap(), "[pool]\n");
 
     install(list.path());
-    let mut uninstall = Command::new(format!("{DIST}/uninstall"));
+    let mut uninstall = Command::new(repository().join("dist/uninstall"));
     let said = uninstall.arg(list.path()).env("DESTDIR", system.path()).output().unwrap();
     assert!(said.status.success(), "{said:?}");
     let left = ["etc/apparmor.d/kickless", "etc/kickless/devices.toml", foreign];

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kickless_control::{Client, ClientError};
 use kickless_driver::{Disk, Options};
-use kickless_testing::{LIMIT, pattern};
+use kickless_testing::{LIMIT, eventually, pattern};
 use kickless_tests::daemon::{Daemon, Process, is_stopped, kickless_binary, spawn, wait_for_exit};
 use kickless_tests::driver::request::Request as MachineRequest;
 use kickless_tests::frontend::machine::{Machine, Shape};
@@ -69,11 +69,7 @@ fn reads(disk: &Disk, version: u64) -> bool {
 /// Returns the new process, and the result.
 fn while_upgraded<T>(daemon: &Daemon, meanwhile: impl FnOnce(u32) -> T) -> (Process, T) {
     let new = daemon.begin_upgrade(&["KICKLESS_UPGRADE_FAULT=new:2:stop"], &[]).unwrap();
-    let deadline = Instant::now() + LIMIT;
-    while !is_stopped(new.child.id()) {
-        assert!(Instant::now() < deadline, "no fault: {:?}", new.log.lines());
-        thread::sleep(Duration::from_millis(2));
-    }
+    eventually("the new process does not stop", || is_stopped(new.child.id()));
     let result = meanwhile(new.child.id());
     let pid = rustix::process::Pid::from_raw(new.child.id() as i32).unwrap();
     rustix::process::kill_process(pid, Signal::CONT).unwrap();

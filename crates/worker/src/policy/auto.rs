@@ -121,7 +121,8 @@ impl Auto {
         }
     }
 
-    /// Returns whether a lease keeps the core for the queue now: it is spun for longer than without one.
+    /// Returns whether the core is kept for the queue now: it has a lease, or is in the eager part of a
+    /// trial, and this changes how it waits.
     pub(super) fn is_eager(&self) -> bool {
         let keeps = |[eager, patient, _]: &[Way; 3]| eager.0 > 0 && eager != patient;
         !self.contended && self.trial.manner() == Manner::Eager && self.plans.iter().any(keeps)
