@@ -7,6 +7,7 @@ use std::fs::File;
 
 use kickless_disk::lock::ImageLock;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::frontend::LIMIT;
 use kickless_tests::guest::migration::{self, Destination};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
 use kickless_tests::guest::scratch::{Scratch, numbers};
@@ -260,6 +261,7 @@ fn a_migration_succeeds_after_failed_ones() {
     guest.qmp().execute("migrate-set-capabilities", json!({ "capabilities": [capability] })).unwrap();
 
     let guest = world.move_to(guest, 1);
-    assert_eq!(world.daemon(1).log().grep("every write is made durable").len(), 1);
+    let told = |line: &str| line.contains("every write is made durable").then_some(());
+    world.daemon(1).log().wait_for("what it does about the write cache", LIMIT, told).unwrap();
     world.end(guest, &["connection dropped"]);
 }
