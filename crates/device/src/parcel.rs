@@ -65,4 +65,8 @@ pub trait Neighbours {
     /// Returns 0 without asking the task unless it is on the worker's poll list: a task that sleeps or leaves
     /// gets frames in the usual way. A task never gets a parcel of its own.
     fn offer(&mut self, task: u32, parcel: &Parcel<'_>) -> u32;
+
+    /// Has the task with this number polled soon, if the worker watches its event: it does what the event
+    /// would do, without system calls.
+    fn wake(&mut self, task: u32);
 }

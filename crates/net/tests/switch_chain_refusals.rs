@@ -402,6 +402,8 @@ fn a_packet_of_a_killed_process_is_sent_again() {
             assert_eq!(self.0.offer(task, parcel), 1);
             panic_any("killed");
         }
+
+        fn wake(&mut self, _task: u32) {}
     }
     for kind in kinds() {
         let guests = [Guest::prepare(kind, SIZE).with_inflight(), Guest::prepare(kind, SIZE)];

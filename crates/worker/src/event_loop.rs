@@ -87,6 +87,8 @@ pub(crate) struct EventLoop {
     pub(crate) batch: Vec<Completion>,
     /// Tasks that took frames in the present poll of another task, and how many ([`crate::neighbours`]).
     pub(crate) takers: Vec<(u32, u32)>,
+    /// Tasks that were woken in a poll of another task of this round.
+    pub(crate) woken: Vec<u32>,
     /// Events of the last wait. They are taken out while they are handled, so that tasks can change.
     ready: Vec<Ready>,
     pub(crate) work: u32,
@@ -140,6 +142,7 @@ impl EventLoop {
             completions: Vec::new(),
             batch: Vec::new(),
             takers: Vec::new(),
+            woken: Vec::new(),
             ready: Vec::new(),
             work: 0,
             served: 0,

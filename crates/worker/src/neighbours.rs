@@ -13,7 +13,7 @@
 use crate::clock::Nanos;
 use crate::entry::{Entry, TaskState};
 use crate::event_loop::EventLoop;
-use kickless_device::{Context, Neighbours, Parcel, Polled};
+use kickless_device::{Context, Interest, Neighbours, Parcel, Polled};
 
 /// The tasks beside the one that is polled.
 struct Beside<'a> {
@@ -22,6 +22,8 @@ struct Beside<'a> {
     after: &'a mut [Option<Entry>],
     /// The numbers of the tasks that have taken frames, each once, and how many.
     takers: &'a mut Vec<(u32, u32)>,
+    /// The numbers of the tasks that were woken.
+    woken: &'a mut Vec<u32>,
 }
 
 impl Beside<'_> {
@@ -50,6 +52,10 @@ impl Neighbours for Beside<'_> {
         }
         taken
     }
+
+    fn wake(&mut self, task: u32) {
+        self.woken.push(task);
+    }
 }
 
 impl EventLoop {
@@ -65,7 +71,8 @@ impl EventLoop {
     ) -> Option<Polled> {
         let (before, rest) = self.entries.split_at_mut_checked(number as usize)?;
         let (entry, after) = rest.split_first_mut()?;
-        let (entry, mut beside) = (entry.as_mut()?, Beside { before, after, takers: &mut self.takers });
+        let (takers, woken) = (&mut self.takers, &mut self.woken);
+        let (entry, mut beside) = (entry.as_mut()?, Beside { before, after, takers, woken });
         let mut context = Context {
             engine: &mut self.engine,
             task: number,
@@ -82,6 +89,20 @@ impl EventLoop {
             self.took(taker, taken, now);
         }
         Some(polled)
+    }
+
+    /// Does for each task that was woken in a poll what its event would do. Called after the visits of a
+    /// round, because it changes the poll list.
+    #[inline(never)]
+    pub(crate) fn wake_neighbours(&mut self) {
+        let mut woken = std::mem::take(&mut self.woken);
+        for number in woken.drain(..) {
+            let entry = self.entries.get(number as usize).and_then(Option::as_ref);
+            if entry.is_some_and(|entry| entry.watched.unwrap_or_default() != Interest::None) {
+                self.handle_event(number);
+            }
+        }
+        self.woken = woken;
     }
 
     /// Publishes and counts the frames that a task has taken, as if a poll of its own had served them.
@@ -173,6 +194,27 @@ mod tests {
         assert!(worker.worked);
         assert!(entry(&mut worker).policy.is_polled(), "the policy does not learn of the frames");
         assert_eq!(entry(&mut worker).far_side_due, 0, "the far side is not looked at");
+    }
+
+    #[test]
+    fn a_wake_does_what_the_event_would_do() {
+        let mut worker = worker();
+        for (state, watched, is_polled) in [
+            (TaskState::Quiet, Some(Interest::Readable), true),
+            (TaskState::Armed, Some(Interest::Readable), true),
+            (TaskState::Armed, Some(Interest::None), false),
+            (TaskState::Quiet, None, false),
+            (TaskState::Blocked, Some(Interest::Readable), false),
+        ] {
+            let entry_before = entry(&mut worker);
+            (entry_before.state, entry_before.watched) = (state, watched);
+            // The second is for a task that is gone.
+            worker.woken.extend([0, 9]);
+            worker.wake_neighbours();
+            let state_after = entry(&mut worker).state;
+            assert_eq!(state_after == TaskState::Polled, is_polled, "{state:?} {watched:?}");
+            assert!(worker.woken.is_empty());
+        }
     }
 
     #[test]

@@ -45,8 +45,17 @@ impl EventLoop {
             let visit = self.visit(number, budget, now);
             self.count(visit);
             self.scheduler.end_lone_round(number, visit, now);
-            return;
+        } else {
+            self.visit_round(now);
         }
+        if !self.woken.is_empty() {
+            self.wake_neighbours();
+        }
+    }
+
+    /// Visits the tasks on the poll list, as far as the budgets of their devices go.
+    #[inline(always)]
+    fn visit_round(&mut self, now: Nanos) {
         self.scheduler.begin_round();
         while let Some((number, budget)) = self.scheduler.next(now) {
             let Some(entry) = self.entries[number as usize].as_ref() else { continue };

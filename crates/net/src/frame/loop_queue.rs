@@ -7,7 +7,7 @@
 //! A batch passes whole or not at all. So beside a sender that floods in large batches, there is often room
 //! left for one with few frames.
 
-use kickless_device::TaskLocation;
+use kickless_device::{Neighbours, TaskLocation};
 use kickless_io::Waker;
 use kickless_spec::net::{FRAME_MAX, Header};
 use kickless_sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -40,13 +40,60 @@ pub(crate) struct LoopQueue {
     refusal_cost: AtomicU32,
 }
 
-/// The result of [`LoopQueue::send_and_tell`].
+/// The result of [`LoopQueue::send_from`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
     /// The number of frames that are dropped.
     pub(crate) dropped: usize,
-    /// The receiver slept, and was signalled.
-    pub(crate) has_woken: bool,
+    /// The wake of a receiver that slept.
+    pub(crate) wake: Wake,
+}
+
+/// The way in which a receiver is woken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// It does not sleep, or is woken already.
+    #[default]
+    None,
+    /// Its worker is told at the end of the sender's poll ([`Near`]).
+    Near,
+    /// It was signalled, which is a system call.
+    Signal,
+}
+
+/// The worker of a sender, and the receivers there that have to be woken at the end of its poll.
+#[derive(Debug, Default)]
+pub(crate) struct Near {
+    /// The worker, while that is known.
+    pub(crate) worker_id: Option<u32>,
+    /// The number and the waker of each receive task.
+    woken: Vec<(u32, Waker)>,
+}
+
+impl Near {
+    /// Returns the number of the task that receives from an inbox, if it is on the worker of the sender.
+    #[inline]
+    pub(crate) fn task_of(&self, inbox: &LoopQueue) -> Option<u32> {
+        self.worker_id.and_then(|worker_id| inbox.task_on(worker_id))
+    }
+
+    /// Wakes the receivers. An executor without neighbours has them signalled.
+    #[inline]
+    pub(crate) fn wake(&mut self, neighbours: Option<&mut dyn Neighbours>) {
+        if !self.woken.is_empty() {
+            self.wake_all(neighbours);
+        }
+    }
+
+    #[inline(never)]
+    fn wake_all(&mut self, mut neighbours: Option<&mut dyn Neighbours>) {
+        for (task, waker) in self.woken.drain(..) {
+            match neighbours.as_deref_mut() {
+                Some(neighbours) => neighbours.wake(task),
+                None => waker.wake(),
+            }
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +108,8 @@ struct Shared {
     receiver: Option<Waker>,
     /// The receive ring sleeps, or is about to.
     is_waiting: bool,
+    /// The waker was signalled, or is about to be, since the receiver asked last.
+    is_signalled: bool,
 }
 
 /// Frames, each behind its header.
@@ -215,7 +264,7 @@ impl LoopQueue {
         let dropped = std::mem::take(&mut shared.frames);
         let unused = (std::mem::take(&mut shared.batches), std::mem::take(&mut shared.empty));
         self.has_frames.store(false, Ordering::Relaxed);
-        shared.is_waiting = false;
+        (shared.is_waiting, shared.is_signalled) = (false, false);
         self.is_open.store(receiver.is_some(), Ordering::Relaxed);
         let earlier = std::mem::replace(&mut shared.receiver, receiver);
         // Senders do not wait until the memory is given back, and the descriptor of the waker is closed.
@@ -246,12 +295,12 @@ impl LoopQueue {
 
     /// Passes frames on, and empties the batch. Returns the number of frames that are dropped.
     pub(crate) fn send(&self, batch: &mut Batch) -> usize {
-        self.send_and_tell(batch).dropped
+        self.send_from(&mut Near::default(), batch).dropped
     }
 
-    /// Does the same as [`LoopQueue::send`]. Tells whether the receiver was woken too, which is a system
-    /// call.
-    pub(crate) fn send_and_tell(&self, batch: &mut Batch) -> Sent {
+    /// Does the same as [`LoopQueue::send`] during a poll of the sender, which calls [`Near::wake`] at the
+    /// end.
+    pub(crate) fn send_from(&self, near: &mut Near, batch: &mut Batch) -> Sent {
         if batch.len() == 0 {
             return Sent::default();
         }
@@ -260,30 +309,42 @@ impl LoopQueue {
             drop(shared);
             let dropped = batch.len();
             batch.clear();
-            return Sent { dropped, has_woken: false };
+            return Sent { dropped, wake: Wake::None };
         }
         // Relaxed: the lock orders the frames.
         self.has_frames.store(true, Ordering::Relaxed);
-        let has_woken = std::mem::take(&mut shared.is_waiting);
-        if has_woken {
-            let receiver = shared.receiver.clone();
-            drop(shared);
-            if let Some(receiver) = receiver {
-                receiver.wake();
-            }
+        if !std::mem::take(&mut shared.is_waiting) {
+            return Sent::default();
         }
-        Sent { dropped: 0, has_woken }
+        let (task, receiver) = (near.task_of(self), shared.receiver.clone());
+        shared.is_signalled |= task.is_none();
+        drop(shared);
+        let wake = match (task, receiver) {
+            (_, None) => Wake::None,
+            (Some(task), Some(receiver)) => {
+                near.woken.push((task, receiver));
+                Wake::Near
+            }
+            (None, Some(receiver)) => {
+                receiver.wake();
+                Wake::Signal
+            }
+        };
+        Sent { dropped: 0, wake }
     }
 
-    /// Takes the oldest frames in exchange for an empty batch: all, or as many as a batch holds.
-    pub(crate) fn receive(&self, batch: &mut Batch) {
+    /// Takes the oldest frames in exchange for an empty batch: all, or as many as a batch holds. Returns
+    /// whether the waker was signalled, or is about to be, since the last frames were taken.
+    pub(crate) fn receive(&self, batch: &mut Batch) -> bool {
         batch.clear();
         // A frame that is missed here is found by the next poll, or by `wake_receiver`.
-        if self.has_frames.load(Ordering::Relaxed) {
-            let mut shared = self.lock();
-            shared.take(batch);
-            self.has_frames.store(shared.frames > 0, Ordering::Relaxed);
+        if !self.has_frames.load(Ordering::Relaxed) {
+            return false;
         }
+        let mut shared = self.lock();
+        shared.take(batch);
+        self.has_frames.store(shared.frames > 0, Ordering::Relaxed);
+        std::mem::take(&mut shared.is_signalled)
     }
 
     /// Has the receive ring woken by the next frames, or now if there are some. A queue without frames gives
@@ -293,6 +354,7 @@ impl LoopQueue {
         let mut shared = self.lock();
         shared.is_waiting = shared.frames == 0;
         if !shared.is_waiting {
+            shared.is_signalled = true;
             if let Some(receiver) = &shared.receiver {
                 receiver.wake();
             }
@@ -382,6 +444,16 @@ mod tests {
         assert_eq!(taken.len(), 5);
         let first = |batch: &mut Batch, number: usize| batch.frame(number, 60 * number).unwrap()[0];
         assert_eq!((0..5).map(|number| first(&mut taken, number)).collect::<Vec<_>>(), [0, 1, 2, 0, 1]);
+        // A sender on the same worker signals nothing, and the receiver has no signal to clear.
+        queue.set_location(Some(TaskLocation { worker_id: 4, task: 2 }));
+        for (worker_id, wake) in [(4, Wake::Near), (5, Wake::Signal)] {
+            queue.wake_receiver();
+            let mut near = Near { worker_id: Some(worker_id), ..Near::default() };
+            assert_eq!(queue.send_from(&mut near, &mut batch(1, 60)), Sent { dropped: 0, wake });
+            assert_eq!(queue.receive(&mut taken), wake == Wake::Signal);
+            assert_eq!(waker.clear(), wake == Wake::Signal);
+            assert_eq!(near.woken.len(), usize::from(wake == Wake::Near));
+        }
         // The receiver does not sleep, so it is not woken.
         queue.receive(&mut taken);
         queue.send(&mut batch(1, 60));

@@ -11,7 +11,6 @@ use crate::ring::receive_ring::ReceiveRing;
 use kickless_device::{Next, TaskLocation};
 use kickless_io::Waker;
 use kickless_spec::net::Header;
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -35,8 +34,6 @@ pub(crate) struct InboxReceive<I: Inboxes> {
     start: usize,
     /// The number of frames to deliver one by one before the next batch is tried.
     one_by_one: u32,
-    /// The next frames signal the waker, or have done so.
-    is_waiting: Cell<bool>,
 }
 
 /// Number of frames after one that did not fit a batch that are delivered one by one. So a batch that
@@ -59,7 +56,6 @@ impl<I: Inboxes> InboxReceive<I> {
             next: 0,
             start: 0,
             one_by_one: 0,
-            is_waiting: Cell::new(false),
         };
         if let Some(queue) = source.queue() {
             queue.set_receiver(Some(waker));
@@ -134,10 +130,8 @@ impl<I: Inboxes> InboxReceive<I> {
     fn receive(&mut self) {
         (self.next, self.start) = (0, 0);
         let Some(queue) = self.inboxes.inbox(self.pair) else { return };
-        queue.receive(&mut self.batch);
-        if self.batch.len() > 0 && self.is_waiting.take() {
-            // The sender has signalled the waker, or is about to. A signal that comes after this causes one
-            // poll too many.
+        if queue.receive(&mut self.batch) {
+            // A signal that comes after this causes one poll too many.
             self.waker.clear();
         }
     }
@@ -151,7 +145,6 @@ impl<I: Inboxes> Receive for InboxReceive<I> {
     /// A task that is polled is not woken, because that is a system call.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         if let Some(queue) = self.queue() {
-            self.is_waiting.set(true);
             queue.wake_receiver();
         }
         Some(self.waker.as_fd())

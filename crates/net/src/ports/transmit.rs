@@ -104,6 +104,10 @@ pub(crate) trait Transmit: Send + 'static {
     /// Ends a turn: passes on what it has collected, and adds the cost of this.
     fn end(&mut self, _ring: &mut TransmitRing, _polled: &mut Polled, _far_side_due: bool) {}
 
+    /// Wakes receivers on the same worker that have got frames in this turn, after [`Transmit::end`].
+    #[inline(always)]
+    fn wake_receivers(&mut self, _neighbours: Option<&mut dyn Neighbours>) {}
+
     /// Returns the event that makes room. `is_refused`: the port has refused the next frame.
     fn event(&self, _is_refused: bool) -> Option<Event<'_>> {
         None

@@ -9,7 +9,7 @@ use super::rule::Head;
 use super::tag::Change;
 use crate::card::counters::RingCounters;
 use crate::frame::header::segments_max;
-use crate::frame::loop_queue::{Batch, LoopQueue};
+use crate::frame::loop_queue::{Batch, LoopQueue, Near, Wake};
 use crate::ring::cost::BatchCost;
 
 /// The most decisions about one batch before its frames are delivered. They take some 5 microseconds, for
@@ -17,10 +17,12 @@ use crate::ring::cost::BatchCost;
 pub(super) const RUNS_MAX: usize = 64;
 /// The costs, in frames of a batch, which take some 40 nanoseconds. A decision looks up both addresses: with
 /// the copy that follows it, that takes 50 to 140 nanoseconds. An inbox is locked for the copies of a batch,
-/// and is seldom in a cache. A signal to a receiver that sleeps is a system call of 600.
+/// and is seldom in a cache. A signal to a receiver that sleeps is a system call of 600. A receiver on the
+/// same worker is put on the poll list in 80.
 pub(super) const RUN_FRAMES: u32 = 1;
 pub(super) const TARGET_FRAMES: u32 = 2;
-const WAKE_FRAMES: u32 = 16;
+const SIGNAL_FRAMES: u32 = 16;
+const NEAR_FRAMES: u32 = 2;
 /// Ports that are looked at in the time of one frame: their order, and whether they receive.
 const PORTS_PER_FRAME: usize = 4;
 
@@ -75,6 +77,19 @@ impl Run {
     pub(super) fn new(route: Route, head: Option<Head>) -> Self {
         Self { route, head, frames: 1, first: (0, 0) }
     }
+
+    /// Returns the run of frames that are flooded.
+    pub(super) fn flooded(Flooded { head, frames }: Flooded) -> Self {
+        Self { frames, ..Self::new(Route::Flood, Some(head)) }
+    }
+}
+
+/// Frames that follow one another, and for which the decision to flood them is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flooded {
+    /// The parts that decide, which are the same in all of them.
+    pub(super) head: Head,
+    pub(super) frames: usize,
 }
 
 /// The part of a batch that is delivered: the frames before this one.
@@ -83,10 +98,11 @@ pub(super) struct Position {
     /// The number of the next frame, and its offset.
     pub(super) next: usize,
     pub(super) start: usize,
-    /// The parts of the next frame, if the decision to flood it is made. There is no second decision about
-    /// it: one that names a single port could be for a port that has got the frame.
-    pub(super) flooded: Option<Head>,
-    /// The last port that the flood of the next frame has passed. Ports get it in the order of their numbers.
+    /// The next frames, if the decision to flood them is made. There is no second decision about them: one
+    /// that names a single port could be for a port that has got the frames.
+    pub(super) flooded: Option<Flooded>,
+    /// The last port that the flood of the next frames has passed. Ports get them in the order of their
+    /// numbers.
     got: Option<u16>,
 }
 
@@ -103,8 +119,8 @@ pub(crate) struct Forwarder {
     /// Frames that cost more than the last poll had left, and how far they are delivered.
     pub(super) waiting: Batch,
     pub(super) at: Position,
-    /// The worker that runs the ring, while that is known.
-    pub(crate) worker_id: Option<u32>,
+    /// The worker that runs the ring, and the receivers there that sleep.
+    pub(crate) near: Near,
     /// The last batch went as it was to a receive ring of the same worker.
     pub(crate) is_near: bool,
 }
@@ -129,8 +145,8 @@ impl Forwarder {
         self.targets.len()
     }
 
-    /// Delivers the frames from `at` on that were decided about. If these are one frame for all ports, it may
-    /// go to some of them only, until `work` is used up.
+    /// Delivers the frames from `at` on that were decided about. If all of them are for all ports, they may
+    /// go to some of these only, until `work` is used up.
     pub(super) fn deliver(
         &mut self,
         frames: &mut Batch,
@@ -153,9 +169,9 @@ impl Forwarder {
                 forwarded.late += frames.len() as u64;
                 return;
             };
-            self.is_near = self.worker_id.is_some_and(|worker_id| inbox.task_on(worker_id).is_some());
+            self.is_near = self.near.task_of(inbox).is_some();
             // The whole batch becomes the inbox's, without a copy if that is empty.
-            forwarded.late += inbox.send(frames) as u64;
+            forwarded.late += inbox.send_from(&mut self.near, frames).dropped as u64;
             return;
         }
         let (mut next, mut start) = (at.next, at.start);
@@ -164,10 +180,11 @@ impl Forwarder {
             start += (next..next + run.frames).map(|number| frames.frame_len(number)).sum::<usize>();
             next += run.frames;
         }
-        if let [Run { route: Route::Flood, head: Some(head), frames: 1, .. }] = self.runs[..] {
-            at.got = self.flood(&head, at.got, frames, from, work, forwarded);
+        if let [Run { route: Route::Flood, head: Some(head), frames: count, .. }] = self.runs[..] {
+            let flooded = Flooded { head, frames: count };
+            at.got = self.flood(flooded, at.got, frames, from, work, forwarded);
             if at.got.is_some() {
-                at.flooded = Some(head);
+                at.flooded = Some(flooded);
                 return;
             }
         } else {
@@ -176,18 +193,19 @@ impl Forwarder {
             work.add_all(0, (self.targets.len() / PORTS_PER_FRAME) as u32);
             for group in self.targets.chunk_by(|(port, _), (other, _)| port == other) {
                 let runs = group.iter().map(|(_, run)| &self.runs[usize::from(*run)]);
-                copy_to(group[0].0, runs, &mut self.copies, frames, from, work, forwarded);
+                let via = (&mut self.copies, &mut self.near);
+                copy_to(group[0].0, runs, via, frames, from, work, forwarded);
             }
         }
         *at = Position { next, start, ..Position::default() };
     }
 
-    /// Copies the only frame that was decided about to the ports behind `got`, until `work` is used up.
+    /// Copies all frames that were decided about to the ports behind `got`, until `work` is used up.
     /// Returns the last port that was passed, if there are more. A list of all ports would cost as much for
     /// each part of the flood.
     fn flood(
         &mut self,
-        head: &Head,
+        flooded: Flooded,
         got: Option<u16>,
         frames: &Batch,
         from: &From<'_>,
@@ -195,17 +213,20 @@ impl Forwarder {
         forwarded: &mut Forwarded,
     ) -> Option<u16> {
         let (mut last, mut passed) = (None, 0);
-        let carriers = from.members.carriers_after(head.vlan, got);
+        let carriers = from.members.carriers_after(flooded.head.vlan, got);
         for port in carriers.filter(|port| *port != from.number) {
             if last.is_some() && work.is_used_up() {
                 return last;
             }
-            copy_to(port, self.runs.iter(), &mut self.copies, frames, from, work, forwarded);
+            let via = (&mut self.copies, &mut self.near);
+            copy_to(port, self.runs.iter(), via, frames, from, work, forwarded);
             last = Some(port);
             passed += 1;
             work.add_all(0, u32::from(passed % PORTS_PER_FRAME == 0));
         }
-        forwarded.unforwarded += u64::from(last.or(got).is_none());
+        if last.or(got).is_none() {
+            forwarded.unforwarded += flooded.frames as u64;
+        }
         None
     }
 
@@ -238,7 +259,7 @@ impl Forwarder {
 fn copy_to<'r>(
     port: u16,
     runs: impl Iterator<Item = &'r Run>,
-    copies: &mut Batch,
+    (copies, near): (&mut Batch, &mut Near),
     frames: &Batch,
     from: &From<'_>,
     work: &mut BatchCost,
@@ -258,21 +279,26 @@ fn copy_to<'r>(
         for frame in frames.frames(run.first.0, run.first.1).take(run.frames) {
             let len = change.len(frame.len());
             if !copies.has_room(len, 1) {
-                forwarded.late += pass(inbox, copies, work);
+                forwarded.late += pass(inbox, copies, near, work);
             }
             change.copy(frame, copies.push(len));
             work.add_packet(len as u64, segments_max(frame));
         }
     }
-    forwarded.late += pass(inbox, copies, work);
+    forwarded.late += pass(inbox, copies, near, work);
 }
 
 /// Passes frames to an inbox, and empties the batch. Returns the number of frames that are dropped.
-fn pass(inbox: &LoopQueue, copies: &mut Batch, work: &mut BatchCost) -> u64 {
-    let sent = inbox.send_and_tell(copies);
-    if sent.has_woken {
-        work.add_all(0, WAKE_FRAMES);
-    }
+fn pass(inbox: &LoopQueue, copies: &mut Batch, near: &mut Near, work: &mut BatchCost) -> u64 {
+    let sent = inbox.send_from(near, copies);
+    work.add_all(
+        0,
+        match sent.wake {
+            Wake::None => 0,
+            Wake::Near => NEAR_FRAMES,
+            Wake::Signal => SIGNAL_FRAMES,
+        },
+    );
     sent.dropped as u64
 }
 

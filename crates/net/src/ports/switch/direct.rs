@@ -83,8 +83,8 @@ impl Direct {
             return Answer::default();
         }
         let (chains, heads) = (&chains[..offered], &self.heads[..offered]);
-        let bytes = zip(chains, heads)
-            .map(|(chain, head)| &head[HEADER..PARCEL_HEAD_LEN.min(chain.buffer.len as usize)]);
+        let bytes =
+            zip(chains, heads).map(|(chain, head)| &head[..PARCEL_HEAD_LEN.min(chain.buffer.len as usize)]);
         let frames = Offered::Singles(chains);
         let mut answer = port.offer(ring.pair, bytes, forwarder, |to, task| {
             neighbours.offer(task, &Parcel { to, view, heads, frames })
@@ -130,7 +130,7 @@ impl Direct {
         // From here on, only the copy counts, with the header that was judged.
         set_header(head, header);
         let heads = &self.heads[..1];
-        let bytes = once(&heads[0][HEADER..PARCEL_HEAD_LEN.min(len as usize)]);
+        let bytes = once(&heads[0][..PARCEL_HEAD_LEN.min(len as usize)]);
         let frames = Offered::Pieces { buffers, len };
         let mut answer = port.offer(ring.pair, bytes, forwarder, |to, task| {
             neighbours.offer(task, &Parcel { to, view, heads, frames })

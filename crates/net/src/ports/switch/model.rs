@@ -6,8 +6,8 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-net --release --lib switch::model::`
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use crate::frame::loop_queue::{Batch, HEADER, LoopQueue};
-use kickless_device::TaskLocation;
+use crate::frame::loop_queue::{Batch, HEADER, LoopQueue, Near};
+use kickless_device::{Neighbours, Parcel, TaskLocation};
 use kickless_io::Waker;
 use kickless_sync::{Arc, Mutex, lock, loom};
 use loom::thread;
@@ -51,6 +51,51 @@ fn a_sleeping_receiver_gets_the_frames_of_all_senders() {
             taken.extend(frames);
         }
         senders.into_iter().for_each(|sender| sender.join().unwrap());
+        taken.sort_unstable();
+        assert_eq!(taken, [1, 2]);
+    });
+}
+
+/// A sender on the receiver's worker wakes it without a signal, beside a sender on another one.
+#[test]
+fn a_near_sender_wakes_the_receiver_for_all() {
+    struct Worker(bool);
+    impl Neighbours for Worker {
+        fn offer(&mut self, _: u32, _: &Parcel<'_>) -> u32 {
+            0
+        }
+
+        fn wake(&mut self, task: u32) {
+            assert_eq!(task, 3);
+            self.0 = true;
+        }
+    }
+    loom::model(|| {
+        let queue = Arc::new(LoopQueue::default());
+        let waker = Waker::new().unwrap();
+        queue.set_receiver(Some(waker.clone()));
+        queue.set_location(Some(TaskLocation { worker_id: 1, task: 3 }));
+        let far = queue.clone();
+        let far = thread::spawn(move || assert_eq!(send(&far, 2), 0));
+        let mut taken = take(&queue);
+        let mut near = Near::default();
+        near.worker_id = Some(1);
+        let mut batch = Batch::default();
+        batch.push(LEN).fill(1);
+        assert_eq!(queue.send_from(&mut near, &mut batch).dropped, 0);
+        let mut worker = Worker(false);
+        near.wake(Some(&mut worker));
+        let mut is_awake = worker.0 || !taken.is_empty();
+        while taken.len() < 2 {
+            if !std::mem::take(&mut is_awake) {
+                waker.latch().wait();
+                waker.clear();
+            }
+            let frames = take(&queue);
+            is_awake = !frames.is_empty();
+            taken.extend(frames);
+        }
+        far.join().unwrap();
         taken.sort_unstable();
         assert_eq!(taken, [1, 2]);
     });

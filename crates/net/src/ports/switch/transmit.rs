@@ -151,8 +151,13 @@ impl Transmit for SwitchTransmit {
         }
     }
 
+    #[inline]
+    fn wake_receivers(&mut self, neighbours: Option<&mut dyn Neighbours>) {
+        self.forwarder.near.wake(neighbours);
+    }
+
     fn set_location(&mut self, location: Option<TaskLocation>) {
-        self.forwarder.worker_id = location.map(|location| location.worker_id);
+        self.forwarder.near.worker_id = location.map(|location| location.worker_id);
         self.forwarder.is_near = false;
     }
 }

@@ -162,8 +162,9 @@ fn a_batch_is_cut_where_its_limit_ends() {
         let mut forwarded = forward(&sender, &frames, &mut forwarder, limit);
         let (mut polls, mut received) = (1, vec![Vec::new(); PEERS]);
         loop {
-            // Each port beyond the limit is one copy and one inbox, and a part of a short frame.
-            let beyond = cost_of(&[(1, len), (TARGET_FRAMES, 60)]) + 100 * (3 + 1) / 16;
+            // Each port beyond the limit is the copies of a flood and one inbox, and a part of a short frame.
+            let copies = if len == 60 { 16 } else { 1 };
+            let beyond = cost_of(&[(copies, len), (TARGET_FRAMES, 60)]) + 100 * (3 + 1) / 16;
             let most = if polls % 3 == 0 { 8 * limit } else { limit };
             assert!(forwarded.copied <= most + beyond, "{len} {limit}: {forwarded:?}");
             for (peer, received) in peers.iter().zip(&mut received) {
@@ -202,6 +203,20 @@ fn a_batch_is_cut_where_its_limit_ends() {
     }
     // The new port has the number of the one that is gone, and that had got it.
     assert_eq!(received, [vec![1; PEERS - 1], vec![0]].concat());
+}
+
+/// A port gets several frames at once, although one frame for all ports costs more than a poll has.
+#[test]
+fn frames_for_very_many_ports_arrive_together() {
+    let name = name();
+    let sender = SwitchPort::join(&name, Rule::default(), 1);
+    let peers: Vec<_> = (0..255).map(|_| SwitchPort::join(&name, Rule::default(), 1)).collect();
+    peers.iter().for_each(open);
+    let frames = vec![frame([0xff; 6], address(1), None, 0); 32];
+    let mut forwarder = Forwarder::default();
+    forward(&sender, &frames, &mut forwarder, 2);
+    let taken: Vec<_> = peers.iter().map(|peer| take(peer, 0).len()).take_while(|taken| *taken > 0).collect();
+    assert_eq!(taken, [16, 16]);
 }
 
 /// A frame for all ports is cut also if other frames of the batch are before it.
@@ -711,7 +726,7 @@ proptest! {
             let mut drops = forward(&ports[port], &sent, &mut forwarder, limit);
             loop {
                 let is_over = !forwarder.has_waiting();
-                let begun = forwarder.at.next + usize::from(forwarder.at.flooded.is_some());
+                let begun = forwarder.at.next + forwarder.at.flooded.map_or(0, |flooded| flooded.frames);
                 let until = if is_over { numbers.len() } else { begun };
                 refused += numbers[decided..until].iter().filter(|frame| decide(port, frame)).count() as u64;
                 decided = until;
