@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, absolute};
 use std::sync::OnceLock;
 
 use rustix::fs::{FileType, Mode, Stat, fstat};
@@ -162,8 +162,10 @@ fn denied(path: &Path, want: Want) -> String {
             format!("user {shown} may not connect to it{}: use another user or its group", rights(path))
         }
         Want::Make => {
-            let directory = path.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
-            let (rights, directory) = (rights(directory), directory.display());
+            let here = || absolute(".").unwrap_or(".".into());
+            let named = path.parent().filter(|dir| *dir != Path::new("")).map(Path::to_owned);
+            let directory = named.unwrap_or_else(here);
+            let (rights, directory) = (rights(&directory), directory.display());
             format!(
                 "user {shown} may not make a socket in the directory {directory}{rights}: change its owner or its mode, \
                  or use another path"

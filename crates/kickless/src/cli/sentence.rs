@@ -11,6 +11,9 @@ use kickless_values::nearest;
 /// The length up to which a sentence shows a value.
 const SHOWN_CHARS_MAX: usize = 60;
 
+/// The most options that a sentence suggests for one that they all begin with.
+const MEANT_MAX: usize = 4;
+
 /// The command that a command line names.
 struct Named<'c> {
     root: &'c Command,
@@ -172,8 +175,20 @@ impl<'c> Named<'c> {
         if let Some(mistake) = removed_option(name) {
             return format!("--{}: {}", mistake.option, mistake.why);
         }
-        let nearest = nearest(name, self.command.get_arguments().filter_map(Arg::get_long));
-        match (nearest, self.command_with(name)) {
+        let known =
+            || self.command.get_arguments().filter(|known| !known.is_hide_set()).filter_map(Arg::get_long);
+        // Such as `--socket`, which three options begin with.
+        let begins = |known: &&str| known.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
+        let meant: Vec<String> = known().filter(begins).map(|known| format!("--{known}")).collect();
+        if (2..=MEANT_MAX).contains(&meant.len()) {
+            let meant: Vec<&str> = meant.iter().map(String::as_str).collect();
+            return format!(
+                "{option} is no option of {}: did you mean {}?",
+                self.words,
+                alternatives(&meant)
+            );
+        }
+        match (nearest(name, known()), self.command_with(name)) {
             (Some(nearest), _) => {
                 format!("{option} is no option of {}: did you mean --{nearest}?", self.words)
             }
