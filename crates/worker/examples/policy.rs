@@ -12,6 +12,10 @@
 //!
 //! With `noisy [SEEDS]`, it prints the throughput that the policy keeps for closed loads whose waits vary.
 //!
+//! With `crowd`, it prints what a worker with many guests takes of its core, and how long requests wait:
+//! first for the loads that `cargo bench -p kickless-tests --bench scale` measures, then for 10 000 guests on
+//! 64 workers.
+//!
 //! With `visits [GAP]`, it serves a million requests of a closed load, and nothing but the policy runs: each
 //! request comes `GAP` nanoseconds after the answer to the last. `valgrind --tool=callgrind` counts the
 //! instructions.
@@ -24,7 +28,7 @@ use kickless_worker::Poll;
 use kickless_worker::policy::{Host, Nanos, Policy, Verdict};
 use simulation::load::{Gaps, MS, SEC, US};
 use simulation::machine::Machine;
-use simulation::{noisy, patterns, stuck, table};
+use simulation::{crowd, noisy, patterns, stuck, table};
 
 fn main() {
     let wanted = std::env::args().nth(1).unwrap_or_default();
@@ -33,6 +37,7 @@ fn main() {
         "stuck" => return print_stuck(seeds),
         "noisy" => return print_noisy(seeds),
         "replay" => return replay(),
+        "crowd" => return print_crowd(),
         "visits" => {
             return serve_visits(std::env::args().nth(2).map_or(300, |gap| gap.parse().unwrap_or(300)));
         }
@@ -83,6 +88,51 @@ fn serve_visits(gap: Nanos) {
         policy.found(now, 1);
     }
     println!("{now} ns");
+}
+
+/// Prints the share of a core that a worker with many guests takes, and the delays of requests.
+fn print_crowd() {
+    /// Guests, requests a second of all of them together, and the share that was measured.
+    const MEASURED: [(usize, f64, f64); 12] = [
+        (8, 10e3, 0.101),
+        (8, 30e3, 0.275),
+        (8, 100e3, 0.335),
+        (8, 300e3, 0.486),
+        (64, 10e3, 0.116),
+        (64, 30e3, 0.219),
+        (64, 100e3, 0.385),
+        (64, 300e3, 0.700),
+        (512, 10e3, 0.133),
+        (512, 30e3, 0.282),
+        (512, 100e3, 0.535),
+        (512, 300e3, 0.815),
+    ];
+    const WORKERS: usize = 64;
+    const GUESTS: usize = 10_000;
+    println!(
+        "{:>8} {:>12} {:>8} {:>9} {:>7} {:>8} {:>8}",
+        "guests", "a second", "of core", "measured", "kicks", "p50 us", "p99 us"
+    );
+    let line = |guests: usize, rate: f64, measured: Option<f64>| {
+        let (costs, each) = (crowd::Costs::measured(guests), rate / guests as f64);
+        let mut served = crowd::Crowd::new(costs, table::AUTO, guests, each, 1).run(4 * SEC);
+        let requests = served.requests.max(1) as f64;
+        let [middle, late] = [0.5, 0.99].map(|share| f64::from(served.delay(share)) / 1e3);
+        let measured = measured.map_or(String::new(), |measured| format!("{measured:.3}"));
+        println!(
+            "{guests:>8} {rate:>12.0} {:>8.3} {measured:>9} {:>7.3} {middle:>8.1} {late:>8.1}",
+            served.busy,
+            served.kicks as f64 / requests,
+        );
+    };
+    for (guests, rate, measured) in MEASURED {
+        line(guests, rate, Some(measured));
+    }
+    println!("{GUESTS} guests on {WORKERS} workers: one of these");
+    for each in [10.0, 30.0, 100.0, 300.0, 1e3, 2e3, 3e3, 5e3, 7e3, 10e3] {
+        let guests = GUESTS.div_ceil(WORKERS);
+        line(guests, guests as f64 * each, None);
+    }
 }
 
 /// Prints the longest time for which the core is held, for each load and seed, and their number above limits.

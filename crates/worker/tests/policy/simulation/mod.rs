@@ -2,6 +2,7 @@
 //! Deterministic.
 
 pub(crate) mod chooser;
+pub(crate) mod crowd;
 pub(crate) mod load;
 pub(crate) mod machine;
 pub(crate) mod noisy;
