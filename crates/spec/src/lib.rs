@@ -1,4 +1,4 @@
-//! Wire types of virtio, virtio-blk, virtio-net and vhost-user.
+//! Wire types of virtio, virtio-blk, virtio-net, virtio-scsi and vhost-user.
 //!
 //! This crate has plain data in the layout of the standards, with little-endian integers (`zerocopy`), and
 //! the constants that go with it. Its few functions compute what the standards say.
@@ -22,4 +22,5 @@ pub mod checksum;
 pub mod features;
 pub mod net;
 pub mod ring;
+pub mod scsi;
 pub mod vhost_user;
