@@ -29,6 +29,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("qcow2", &["sync"]),
     ("disk", &["io", "qcow2", "handover"]),
     ("blk", &["device", "disk"]),
+    ("scsi", &["device", "disk"]),
     ("net-port", &["memory", "handover"]),
     ("net", &["device", "net-port"]),
     ("vhost", &["device", "vhost-user"]),
