@@ -77,8 +77,17 @@ impl Address {
     }
 }
 
-/// Returns the address of the REPORT LUNS well-known logical unit.
-fn report_luns_entry() -> [u8; LUN_LEN] {
+/// Returns the entry of a logical unit in the answer to a REPORT LUNS that a target gets.
+///
+/// Numbers below 256 have the peripheral device format, as SAM-5 asks for. Linux takes an entry in the flat
+/// format for a large number.
+pub fn entry(lun: u16) -> [u8; LUN_LEN] {
+    let [high, low] = (lun & LUN_MAX).to_be_bytes();
+    [if high == 0 { 0 } else { high | FLAT }, low, 0, 0, 0, 0, 0, 0]
+}
+
+/// Returns the entry of the REPORT LUNS well-known logical unit.
+pub(crate) fn report_luns_entry() -> [u8; LUN_LEN] {
     [REPORT_LUNS[0], REPORT_LUNS[1], 0, 0, 0, 0, 0, 0]
 }
 
@@ -129,5 +138,12 @@ mod tests {
             let address = Address::ReportLuns { target };
             assert_eq!(Address::parse(address.to_bytes()), Ok(address));
         }
+    }
+
+    #[test]
+    fn entries_of_small_numbers_have_the_peripheral_format() {
+        assert_eq!(entry(255), [0, 255, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(entry(256), [0x41, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(entry(LUN_MAX), [0x7f, 0xff, 0, 0, 0, 0, 0, 0]);
     }
 }
