@@ -110,7 +110,7 @@ pub enum Command {
         /// The most bytes of the answer.
         allocation: u32,
     },
-    /// Change them by a parameter list.
+    /// Change them by a parameter list ([`PersistentOut`](crate::PersistentOut)).
     PersistentReserveOut(PersistentReserveOut),
 }
 

@@ -1,7 +1,7 @@
 //! virtio-scsi (virtio 1.3, section 5.6) on the disks of `kickless-disk`.
 //!
 //! This is the part that takes bytes and returns values: it parses requests, commands and parameter lists,
-//! and makes answers and sense data. It has no rings, no threads and no I/O.
+//! makes answers and sense data, and holds the state of reservations. It has no rings, no threads and no I/O.
 //!
 //! All bytes may come from a hostile guest. Nothing here panics, and no guest makes it allocate or loop
 //! without bound.
@@ -13,8 +13,10 @@
 //! 3. [`parse`] makes a [`Command`], or a [`Sense`] for CHECK CONDITION.
 //! 4. A pending unit attention ([`Attentions`]) ends a command that does not
 //!    [pass it](Command::passes_attention).
-//! 5. [`Buffers::check`] compares the [`Data`] of the command with the buffers of the driver.
-//! 6. The command is executed: by the disk, or by one of the functions for answers.
+//! 5. [`Permits`] of the [`Reservations`] say whether the class of the command ([`Command::access`]) is
+//!    permitted.
+//! 6. [`Buffers::check`] compares the [`Data`] of the command with the buffers of the driver.
+//! 7. The command is executed: by the disk, by the reservations, or by one of the functions for answers.
 //!
 //! ```
 //! use kickless_scsi::{Blocks, Command, Properties, Sense, Unit, parse};
@@ -43,6 +45,7 @@ mod lengths;
 mod mode;
 mod number;
 mod parse;
+mod reservation;
 mod sense;
 mod table;
 mod task;
@@ -63,6 +66,10 @@ pub use command::{
 pub use lengths::{Buffers, LengthError};
 pub use mode::Mode;
 pub use parse::parse;
+pub use reservation::{
+    Effects, InvalidTransportId, Permits, PersistentOut, REGISTRATIONS_MAX, Refused, Reservations,
+    SAVED_LEN_MAX, SavedError, TRANSPORT_ID_LEN_MAX, TransportId,
+};
 pub use sense::{FieldPointer, SENSE_LEN_MAX, Sense, SenseData};
 pub use task::{ControlError, ControlRequest, TaskFunction};
 pub use unit::{Blocks, Identity, IdentityError, Properties, SERIAL_LEN_MAX, Unit, UnmapLimits};
