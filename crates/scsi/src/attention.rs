@@ -1,7 +1,18 @@
 //! Unit attentions: events of which a nexus is told with its next command (SAM-5, section 5.14).
 
 use crate::sense::Sense;
+use kickless_spec::scsi::opcode::{INQUIRY, REPORT_LUNS, REQUEST_SENSE};
 use kickless_spec::scsi::sense::{self as codes, AdditionalSense};
+
+/// Returns whether a command is executed although a unit attention is pending (SAM-5, section 5.14). REQUEST
+/// SENSE then answers with it.
+///
+/// The attention ends all other commands, also invalid ones. So the device looks for one before it parses the
+/// command.
+#[inline]
+pub fn passes_attention(cdb: &[u8]) -> bool {
+    matches!(cdb.first(), Some(&(INQUIRY | REPORT_LUNS | REQUEST_SENSE)))
+}
 
 /// A unit attention. The first ones are reported first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

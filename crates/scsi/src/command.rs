@@ -440,10 +440,4 @@ impl Command {
             | Self::PersistentReserveOut(_) => Access::Reservation,
         }
     }
-
-    /// Returns whether the command is executed although a unit attention is pending (SAM-5, section 5.14).
-    /// REQUEST SENSE then answers with it.
-    pub fn passes_attention(&self) -> bool {
-        matches!(self, Self::Inquiry(_) | Self::ReportLuns { .. } | Self::RequestSense { .. })
-    }
 }

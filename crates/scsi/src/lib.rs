@@ -10,9 +10,8 @@
 //!
 //! 1. [`Buffers::check_direction`] refuses data in both directions.
 //! 2. [`Address::parse`] finds the logical unit, which is a [`Unit`].
-//! 3. [`parse`] makes a [`Command`], or a [`Sense`] for CHECK CONDITION.
-//! 4. A pending unit attention ([`Attentions`]) ends a command that does not
-//!    [pass it](Command::passes_attention).
+//! 3. A pending unit attention ([`Attentions`]) ends a command that does not [pass it](passes_attention).
+//! 4. [`parse`] makes a [`Command`], or a [`Sense`] for CHECK CONDITION.
 //! 5. [`Permits`] of the [`Reservations`] say whether the class of the command ([`Command::access`]) is
 //!    permitted.
 //! 6. [`Buffers::check`] compares the [`Data`] of the command with the buffers of the driver.
@@ -57,7 +56,7 @@ pub use address::{Address, InvalidAddress, entry};
 pub use answer::{
     LbaExtent, inquiry, lba_status, read_capacity_10, read_capacity_16, report_luns, report_opcodes,
 };
-pub use attention::{Attention, Attentions};
+pub use attention::{Attention, Attentions, passes_attention};
 pub use command::{
     Access, BlockDescriptor, ByteCheck, Command, Data, Inquiry, LunSelect, ModeSelect, ModeSense,
     OpcodeSelect, PageControl, Pages, PersistentAction, PersistentIn, PersistentReserveOut, ReportOpcodes,
