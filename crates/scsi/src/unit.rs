@@ -133,7 +133,7 @@ pub struct Properties {
 /// The limits of UNMAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnmapLimits {
-    /// The largest number of blocks of all ranges together; not 0.
+    /// The largest number of blocks of all ranges together, or [`UnmapLimits::NO_LIMIT`]; not 0.
     pub blocks_max: u32,
     /// The largest number of ranges; not 0.
     pub ranges_max: u32,
@@ -141,6 +141,11 @@ pub struct UnmapLimits {
     pub granularity: u32,
     /// The first block that is aligned.
     pub alignment: u32,
+}
+
+impl UnmapLimits {
+    /// The value of [`blocks_max`](Self::blocks_max) that is no limit (SBC-3, block limits VPD page).
+    pub const NO_LIMIT: u32 = u32::MAX;
 }
 
 /// Consecutive blocks that are within the disk.

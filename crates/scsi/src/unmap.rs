@@ -2,7 +2,7 @@
 
 use crate::number::big_endian;
 use crate::sense::Sense;
-use crate::unit::{Blocks, Properties};
+use crate::unit::{Blocks, Properties, UnmapLimits};
 
 /// Length of the head of the list.
 const HEAD: usize = 8;
@@ -32,11 +32,16 @@ pub fn unmap<'a>(
     let list_len = usize::from(list_len);
     // An empty list is no error.
     let descriptors = if list_len == 0 { &[] } else { descriptors(list_len, list, disk)? };
+    let blocks_max = match disk.unmap {
+        None => 0,
+        Some(UnmapLimits { blocks_max: UnmapLimits::NO_LIMIT, .. }) => u64::MAX,
+        Some(unmap) => unmap.blocks_max.into(),
+    };
     let mut total: u64 = 0;
     for (nth, range) in ranges(descriptors).enumerate() {
         disk.range(range.first, range.count)?;
         total = total.saturating_add(range.count);
-        if total > disk.unmap.map_or(0, |unmap| unmap.blocks_max.into()) {
+        if total > blocks_max {
             let count_at = HEAD + nth * DESCRIPTOR + 8;
             return Err(Sense::invalid_parameter(u16::try_from(count_at).unwrap_or(u16::MAX), 7));
         }

@@ -52,6 +52,20 @@ fn ranges_are_within_the_disk_and_the_limits() {
     assert_eq!(parse(&list(&[(0, 1); 5])), Err(Sense::invalid_parameter(2, 7)));
 }
 
+/// SBC-3, block limits VPD page: the largest number says that there is no limit.
+#[test]
+fn the_largest_number_is_no_limit() {
+    let bytes = list(&[(0, u32::MAX), (0, 1)]);
+    let total = |blocks_max| {
+        let limits = UnmapLimits { blocks_max, ..DISK.unmap.unwrap() };
+        let disk = Properties { blocks: 1 << 33, unmap: Some(limits), ..DISK };
+        let ranges = unmap(bytes.len() as u16, &bytes, &disk)?;
+        Ok(ranges.map(|range| range.count).sum::<u64>())
+    };
+    assert_eq!(total(u32::MAX), Ok(1 << 32));
+    assert_eq!(total(u32::MAX - 1), Err(Sense::invalid_parameter(16, 7)));
+}
+
 #[test]
 fn lists_that_are_too_short() {
     let whole = list(&[(0, 1), (8, 1)]);
