@@ -29,9 +29,9 @@ const PROVISIONING_LEN: usize = 4;
 const NON_ROTATING: u16 = 1;
 /// The bit UGAVALID.
 const ALIGNMENT_IS_VALID: u32 = 1 << 31;
-/// The provisioning types: as much space as blocks, and less.
-const FULL: u8 = 1;
-const THIN: u8 = 2;
+/// The provisioning types of a disk that frees blocks: as much space as blocks, and less.
+const RESOURCE_PROVISIONED: u8 = 1;
+const THIN_PROVISIONED: u8 = 2;
 
 /// Returns a page of a disk. A page that it does not have is empty.
 pub(crate) fn page(code: u8, disk: &Properties, identity: &Identity) -> Vec<u8> {
@@ -81,7 +81,7 @@ fn block_limits(disk: &Properties) -> Vec<u8> {
         put(24, &unmap.ranges_max.to_be_bytes());
         put(28, &unmap.granularity.to_be_bytes());
         if unmap.granularity != 0 {
-            put(32, &(unmap.alignment & !ALIGNMENT_IS_VALID | ALIGNMENT_IS_VALID).to_be_bytes());
+            put(32, &(unmap.alignment | ALIGNMENT_IS_VALID).to_be_bytes());
         }
     }
     put(36, &u64::from(disk.write_same_blocks_max).to_be_bytes());
@@ -109,7 +109,7 @@ fn provisioning(disk: &Properties) -> Vec<u8> {
     if disk.can_unmap() {
         // LBPRZ.
         body[1] |= if disk.unmapped_reads_zeroes { 0x04 } else { 0 };
-        body[2] = if disk.is_thin { THIN } else { FULL };
+        body[2] = if disk.is_thin { THIN_PROVISIONED } else { RESOURCE_PROVISIONED };
     }
     body
 }

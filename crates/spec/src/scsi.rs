@@ -300,9 +300,9 @@ mod tests {
         assert_eq!(size_of::<Event>(), 16);
     }
 
-    /// Linux compares the reason with these numbers.
     #[test]
     fn reasons_of_changed_parameters() {
+        // Linux compares the two bytes of the reason with 2a and 09.
         assert_eq!(param_change_reason(sense::CAPACITY_DATA_HAS_CHANGED), 0x092a);
         assert_eq!(param_change_reason(sense::REPORTED_LUNS_DATA_HAS_CHANGED), 0x0e3f);
     }
