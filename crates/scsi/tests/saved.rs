@@ -1,6 +1,8 @@
 //! Tests states of reservations that contradict themselves, with a right hash.
 
-use kickless_scsi::{Reservations, SAVED_LEN_MAX, SavedError, TransportId};
+use kickless_scsi::{
+    REGISTRATIONS_MAX, Reservations, SAVED_LEN_MAX, SavedError, TRANSPORT_ID_LEN_MAX, TransportId,
+};
 
 /// FNV-1a, written a second time.
 fn with_hash(body: &[u8]) -> Vec<u8> {
@@ -32,6 +34,16 @@ fn bytes_of_version_1() {
     assert_eq!(empty.to_bytes(), with_hash(&[&HEAD[..], &[0, 0, 0, 0xff, 0xff, 0]].concat()));
     let all_registrants = state(&[&[0, 1], &ONE, &[7, 0xff, 0xff], &[0]]).unwrap();
     assert!(all_registrants.permits(&TransportId::new(&[1, 2]).unwrap()).write);
+}
+
+#[test]
+fn the_longest_state_fits() {
+    let id = |number: u8| [&[TRANSPORT_ID_LEN_MAX as u8][..], &[number; TRANSPORT_ID_LEN_MAX]].concat();
+    let registrations: Vec<u8> =
+        (0..REGISTRATIONS_MAX as u8).flat_map(|number| [&ONE[..8], &id(number)].concat()).collect();
+    let found = state(&[&[0, REGISTRATIONS_MAX as u8], &registrations, &[1, 0, 127], &[0]]).unwrap();
+    // The room for the nexus of RESERVE is not used: the two kinds of reservations exclude each other.
+    assert_eq!(found.to_bytes().len(), SAVED_LEN_MAX - TRANSPORT_ID_LEN_MAX);
 }
 
 #[test]
