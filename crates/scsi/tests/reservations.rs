@@ -5,7 +5,7 @@ mod common;
 
 use common::{cdb, on_disk};
 use kickless_scsi::{
-    Access, Attention, Command, Effects, PersistentAction as Action, PersistentIn, PersistentOut,
+    Access, Attention, Command, Effects, Permits, PersistentAction as Action, PersistentIn, PersistentOut,
     PersistentReserveOut, REGISTRATIONS_MAX, Refused, ReservationType as Type, Reservations, Sense,
     TRANSPORT_ID_LEN_MAX, TransportId,
 };
@@ -366,8 +366,28 @@ fn a_state_that_persists_is_saved() {
     assert_eq!(state, Reservations::new(true));
 }
 
+/// Registrations that persist do not keep the other kind of reservation.
+#[test]
+fn a_loss_of_power_ends_the_reservation_of_reserve() {
+    for persist in [false, true] {
+        let mut state = Reservations::new(true);
+        for key in [10, 0] {
+            register_to_persist(&mut state, key, persist).unwrap();
+        }
+        assert_eq!((state.reserve(&nexus(1)), state.persists()), (Ok(()), persist));
+        state.power_on();
+        assert_eq!((state.permits(&nexus(2)), generation(&state)), (Permits::ALL, 0));
+    }
+}
+
 #[test]
 fn a_unit_without_a_file_does_not_persist() {
+    let mut state = Reservations::new(true);
+    register_to_persist(&mut state, 10, true).unwrap();
+    let mut without = Reservations::from_bytes(&state.to_bytes(), false).unwrap();
+    assert!(keys(&without) == [10] && !without.persists());
+    assert_eq!(without.persistent_in(PersistentIn::Capabilities, 8).unwrap()[2..4], [0x10, 0x90]);
+    assert!(!register_to_persist(&mut without, 11, false).unwrap().save);
     let mut state = Reservations::new(false);
     let refused = register_to_persist(&mut state, 10, true);
     assert_eq!(refused, Err(Refused::Check(Sense::invalid_parameter(20, 0))));

@@ -61,7 +61,7 @@ impl Reservations {
     }
 
     /// Returns the state of these bytes, which may come from anywhere. `can_persist` is that of
-    /// [`Reservations::new`].
+    /// [`Reservations::new`]: without it, the state does not persist any more.
     ///
     /// # Errors
     /// The bytes are not those of [`to_bytes`](Self::to_bytes).
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         if reserved_by.is_some() && !registrations.is_empty() {
             return Err(SavedError::Invalid("it has reservations of both kinds"));
         }
-        let persists = flags & PERSISTS != 0;
+        let persists = can_persist && flags & PERSISTS != 0;
         Ok(Reservations { can_persist, persists, generation, registrations, reservation, reserved_by })
     }
 
