@@ -159,7 +159,7 @@ impl Reservations {
         if self.registrations.is_empty() {
             return Ok(false);
         }
-        if self.reservation.is_some() && self.shares(nexus) { Ok(true) } else { Err(Refused::Conflict) }
+        if self.shares(nexus) { Ok(true) } else { Err(Refused::Conflict) }
     }
 
     /// Ends the reservation of RESERVE of a nexus that was lost or reset. Registrations stay.
