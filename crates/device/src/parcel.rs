@@ -15,10 +15,10 @@ pub const PARCEL_HEAD_LEN: usize = 128;
 
 /// The worker that has a task, and the task's number there.
 ///
-/// Another task can have the same location later, or at the same time in another pool.
+/// Another task can have the same location later, but none at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLocation {
-    /// The number of the worker in its pool.
+    /// The number of the worker among those of all pools of the process.
     pub worker_id: u32,
     /// The number of the task on this worker: [`Context::task`](crate::Context::task).
     pub task: u32,
@@ -66,7 +66,10 @@ pub trait Neighbours {
     /// gets frames in the usual way. A task never gets a parcel of its own.
     fn offer(&mut self, task: u32, parcel: &Parcel<'_>) -> u32;
 
-    /// Has the task with this number polled soon, if the worker watches its event: it does what the event
-    /// would do, without system calls.
+    /// Does what the event of the task with this number would do, without system calls. A task that sleeps,
+    /// and whose event the worker watches, is polled soon. Any other task has its event asked for
+    /// ([`QueueTask::event`](crate::QueueTask::event)) before it sleeps, and finds out then.
+    ///
+    /// The caller has found the task on this worker during the present poll.
     fn wake(&mut self, task: u32);
 }

@@ -103,8 +103,8 @@ impl EventLoop {
         let now = self.clock.now();
         let number = self.free.pop().unwrap_or(self.entries.len() as u32);
         let attached = task.attach(&mut self.engine);
-        // The cast is lossless, because a pool has far fewer workers.
-        task.set_location(Some(TaskLocation { worker_id: self.worker_id as u32, task: number }));
+        let worker_id = self.peers.location_of(self.worker_id);
+        task.set_location(Some(TaskLocation { worker_id, task: number }));
         let offers_parcels = task.offers_parcels();
         let vring = task.vring();
         let watched = vring.kick().map_or(Ok(()), |kick| self.waiter.add(kick.as_fd(), number));

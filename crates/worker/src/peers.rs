@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// The age at which a load is no longer valid, because its worker has been asleep since.
 const STALE_NS: Nanos = 300_000_000;
 
+/// The number of workers of all pools that this process has made.
+static WORKERS: AtomicU32 = AtomicU32::new(0);
+
 /// A worker, as seen by other threads.
 pub(crate) struct Peer {
     pub(crate) mailbox: Arc<Mailbox>,
@@ -24,13 +27,22 @@ pub(crate) struct Peer {
 pub(crate) struct Peers {
     pub(crate) clock: Clock,
     pub(crate) workers: Vec<Peer>,
+    /// The number of the first worker among those of all pools.
+    first: u32,
 }
 
 impl Peers {
     pub(crate) fn new(clock: Clock, mailboxes: Vec<Arc<Mailbox>>) -> Self {
         let times = || Arc::new(Times::new(clock.now()));
         let peer = |mailbox| Peer { mailbox, times: times(), busy: AtomicU32::new(0), at: AtomicU64::new(0) };
-        Self { clock, workers: mailboxes.into_iter().map(peer).collect() }
+        // Lossless, because a process makes far fewer workers.
+        let first = WORKERS.fetch_add(mailboxes.len() as u32, Ordering::Relaxed);
+        Self { clock, workers: mailboxes.into_iter().map(peer).collect(), first }
+    }
+
+    /// Returns the number of a worker among those of all pools, which is its name in a location.
+    pub(crate) fn location_of(&self, worker_id: usize) -> u32 {
+        self.first.wrapping_add(worker_id as u32)
     }
 
     /// Puts an item for a task into the mailbox of the worker that has it, or to the items of the parked

@@ -258,6 +258,7 @@ fn numbers_without_another_task_are_refused() {
     let sender = Offerer::start(&*executor, SENDER);
     let above = Taker::start(&*executor, 10);
     let (own, number) = (sender.seen.location().unwrap().task, gone.number());
+    let first = gone.seen.location();
     for absent in [own, above.number() + 1, u32::MAX] {
         assert_eq!(sender.offer(absent, &[1]), [0], "{absent}");
     }
@@ -267,10 +268,7 @@ fn numbers_without_another_task_are_refused() {
     assert_eq!(sender.offer(above.number(), &[1]), [0]);
     assert_eq!((gone.seen.offers(), above.seen.offers()), (1, 1));
     gone.handle.stop().recv_timeout(DEADLINE).unwrap();
-    assert_eq!(
-        *gone.seen.locations.lock().unwrap(),
-        [Some(TaskLocation { worker_id: 0, task: number }), None]
-    );
+    assert_eq!(*gone.seen.locations.lock().unwrap(), [first, None]);
     assert_eq!(sender.offer(number, &[1]), [0]);
     assert_eq!(gone.seen.offers(), 1);
 }
@@ -330,17 +328,20 @@ fn a_task_that_has_moved_takes_parcels_on_its_new_worker_only() {
     let here = Offerer::start(&*executor, TAKER);
     let first = taker.seen.location().unwrap();
     let worker_of = |offerer: &Offerer| offerer.seen.location().unwrap().worker_id;
-    assert_eq!((first.worker_id, worker_of(&here), worker_of(&there)), (0, 0, 1));
+    let workers = [first.worker_id, first.worker_id + 1];
+    assert_eq!([worker_of(&here), worker_of(&there)], workers);
     assert_eq!(here.offer(first.task, &[1]), [1]);
     assert_eq!(there.offer(first.task, &[1]), [0], "another worker");
     // It cannot move yet, and pops nothing.
     taker.seen.in_flight.store(true, Ordering::SeqCst);
     taker.seen.wants_more.store(true, Ordering::SeqCst);
     pool.move_all(0, 1);
-    eventually("the sender moves", || here.seen.location().is_some_and(|location| location.worker_id == 1));
+    eventually("the sender moves", || {
+        here.seen.location().is_some_and(|location| location.worker_id == workers[1])
+    });
     let beside = loop {
         let offerer = Offerer::start(&*executor, TAKER);
-        if worker_of(&offerer) == 0 {
+        if worker_of(&offerer) == workers[0] {
             break offerer;
         }
     };
@@ -351,7 +352,7 @@ fn a_task_that_has_moved_takes_parcels_on_its_new_worker_only() {
     eventually("the task moves", || taker.driver.counters.moves.get() == 1);
     let second = taker.seen.location().unwrap();
     assert_eq!(*taker.seen.locations.lock().unwrap(), [Some(first), None, Some(second)]);
-    assert_eq!(second.worker_id, 1);
+    assert_eq!(second.worker_id, workers[1]);
     assert_eq!(beside.offer(first.task, &[1]), [0], "it is gone");
     assert_eq!(beside.offer(second.task, &[1]), [0], "it is on another worker");
     assert_eq!(taker.seen.offers(), 1);
