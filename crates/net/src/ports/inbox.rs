@@ -11,6 +11,7 @@ use crate::ring::receive_ring::ReceiveRing;
 use kickless_device::{Next, TaskLocation};
 use kickless_io::Waker;
 use kickless_spec::net::Header;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub(crate) struct InboxReceive<I: Inboxes> {
     start: usize,
     /// The number of frames to deliver one by one before the next batch is tried.
     one_by_one: u32,
+    /// A sender is about to signal the waker, for frames that are taken already.
+    is_signal_due: Cell<bool>,
 }
 
 /// Number of frames after one that did not fit a batch that are delivered one by one. So a batch that
@@ -56,6 +59,7 @@ impl<I: Inboxes> InboxReceive<I> {
             next: 0,
             start: 0,
             one_by_one: 0,
+            is_signal_due: Cell::new(false),
         };
         if let Some(queue) = source.queue() {
             queue.set_receiver(Some(waker));
@@ -131,8 +135,7 @@ impl<I: Inboxes> InboxReceive<I> {
         (self.next, self.start) = (0, 0);
         let Some(queue) = self.inboxes.inbox(self.pair) else { return };
         if queue.receive(&mut self.batch) {
-            // A signal that comes after this causes one poll too many.
-            self.waker.clear();
+            self.is_signal_due.set(!self.waker.clear());
         }
     }
 }
@@ -145,6 +148,10 @@ impl<I: Inboxes> Receive for InboxReceive<I> {
     /// A task that is polled is not woken, because that is a system call.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         if let Some(queue) = self.queue() {
+            if self.is_signal_due.get() {
+                // A signal that comes after this causes one poll too many, and is cleared by the next call.
+                self.is_signal_due.set(!self.waker.clear());
+            }
             queue.wake_receiver();
         }
         Some(self.waker.as_fd())
@@ -190,5 +197,70 @@ impl<I: Inboxes> Drop for InboxReceive<I> {
         let waiting = self.queue().map_or(0, |queue| queue.set_receiver(None));
         let taken = self.batch.len() - self.next;
         self.card.receive_counters(self.pair).dropped_late.add((waiting + taken) as u64);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::card::announcement::Announcements;
+    use crate::card::counters::RingCounters;
+    use crate::card::filter::Filter;
+    use kickless_net_port::Capture;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64};
+
+    #[derive(Default)]
+    struct One(LoopQueue);
+
+    impl Inboxes for One {
+        fn inbox(&self, _: u16) -> Option<&LoopQueue> {
+            Some(&self.0)
+        }
+    }
+
+    fn card() -> Arc<CardState> {
+        Arc::new(CardState {
+            mac: None,
+            capture: Capture::default(),
+            pairs_max: 1,
+            mtu: AtomicU16::new(1500),
+            pairs: AtomicU16::new(1),
+            has_control_ring: AtomicBool::new(false),
+            settings_are_known: AtomicBool::new(false),
+            features: AtomicU64::new(0),
+            offloads: AtomicU64::new(0),
+            filter: Mutex::new(Arc::new(Filter::new(None))),
+            filter_changes: AtomicU64::new(0),
+            receiving: vec![AtomicU32::new(0)],
+            announcements: Announcements::default(),
+            counters: vec![RingCounters::default(), RingCounters::default()],
+        })
+    }
+
+    /// A sender is delayed between its frames and its signal. A descriptor that stays readable would wake the
+    /// receiver each time that it is watched again.
+    #[test]
+    fn a_late_signal_does_not_stay() {
+        let inboxes = Arc::new(One::default());
+        let mut receive = InboxReceive::new(inboxes.clone(), card(), 0).unwrap();
+        let send = || {
+            let mut batch = Batch::default();
+            batch.push(60).fill(0);
+            assert_eq!(inboxes.0.send(&mut batch), 0);
+        };
+        receive.fd();
+        send();
+        assert!(receive.waker.clear(), "the signal has not come yet");
+        receive.receive();
+        assert_eq!(receive.batch.len(), 1);
+        receive.waker.wake();
+        receive.receive();
+        receive.fd();
+        assert!(!receive.waker.clear());
+        // The next signal is cleared at once.
+        send();
+        receive.receive();
+        assert!(!receive.waker.clear());
     }
 }
