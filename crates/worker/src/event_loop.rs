@@ -87,7 +87,7 @@ pub(crate) struct EventLoop {
     pub(crate) batch: Vec<Completion>,
     /// Tasks that took frames in the present poll of another task, and how many ([`crate::neighbours`]).
     pub(crate) takers: Vec<(u32, u32)>,
-    /// Tasks that were woken in a poll of another task of this round.
+    /// Tasks to wake after this round, because of a poll of another task.
     pub(crate) woken: Vec<u32>,
     /// Events of the last wait. They are taken out while they are handled, so that tasks can change.
     ready: Vec<Ready>,

@@ -21,6 +21,13 @@
 //! leaving. A napping task is not watched, so that no event ends the nap; the poll after the nap sees what
 //! came.
 //!
+//! A sender of the same worker can take the place of the event ([`crate::neighbours`]): its port then signals
+//! nothing, and the worker does after the round what the event would do. It drops the wake of a task that is
+//! not asleep or not watched, as the event would be dropped or kept. This loses nothing, because frames that
+//! are there are an event by themselves: the port signals them when the task asks for its event in step 2.
+//! No other task gets the number of the woken one before the end of the round, because a task comes only
+//! between two rounds, or comes back under its own number.
+//!
 //! A work item makes a sleeping task polled, as a kick does. An event that comes at the same time finds it
 //! polled, and is dropped. A task that leaves is not watched any more before its number is free, and a wait
 //! handles all of its events before a task can leave. So no event is handled for another task that gets the

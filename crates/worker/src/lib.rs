@@ -13,7 +13,7 @@
 //! * *armed*: its ring is empty and kicks are enabled. A kick or a work item puts it on the list. If one of
 //!   its requests waits for a resource, the events of a blocked task do so too.
 //! * *quiet*: kicks are disabled, and the worker watches the event of the task's far side, because the task
-//!   needs nothing of its ring. The event or a work item puts it on the list.
+//!   needs nothing of its ring. The event, a task of the same worker or a work item puts it on the list.
 //! * *blocked*: there may be work, but no room for it. The task is not on the list, and kicks stay disabled.
 //!   A completion of its own, its waker, or room in the engine puts it back.
 //! * *throttled*: it has work, and the limits of its device hold it. Kicks stay disabled. The worker visits
@@ -57,7 +57,8 @@
 //!
 //! # How a task passes frames to another
 //! A task can offer frames to another task of its worker during its own poll. `neighbours` says why no other
-//! thread, stop or move can interfere.
+//! thread, stop or move can interfere. A task that sleeps takes no frames in this way, but a sender can wake
+//! it.
 //!
 //! # How limits are kept
 //! Before a visit, the worker looks whether the device has limits. Then the visit's budget is no larger than
@@ -69,6 +70,8 @@
 //! * *Kicks, events of far sides and wakes*: a wait reports each descriptor once, and at most 64 in all. A
 //!   busy worker waits every 20 us at most. A device that kicks without work is not listened to for a while
 //!   (`kicks`).
+//! * *Wakes by a task of the same worker*: at most one for each sleep of the woken task. The sender pays for
+//!   it, as for a copy.
 //! * *Work items* take at most a quarter of a busy worker's time (`item_slices`).
 //! * *Calls* that the kernel refuses are tried every millisecond, one for each queue.
 //! * *Naps and pending calls* are lists of at most one entry for each task. They are searched when the first

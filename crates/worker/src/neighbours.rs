@@ -9,6 +9,10 @@
 //! event index of an armed ring stays where it is. A leaving task must pop nothing. And only the polls of a
 //! task are charged to the limits of its device. All of these find their frames in the usual place when they
 //! are polled again.
+//!
+//! # Why a wake is not lost
+//! A wake changes the poll list, so it waits for the end of the round. The rest is in [`crate::far_side`],
+//! because a wake takes the place of an event.
 
 use crate::clock::Nanos;
 use crate::entry::{Entry, TaskState};
@@ -22,7 +26,7 @@ struct Beside<'a> {
     after: &'a mut [Option<Entry>],
     /// The numbers of the tasks that have taken frames, each once, and how many.
     takers: &'a mut Vec<(u32, u32)>,
-    /// The numbers of the tasks that were woken.
+    /// The numbers of the tasks to wake after the round.
     woken: &'a mut Vec<u32>,
 }
 
