@@ -22,7 +22,7 @@ pub(super) const RUNS_MAX: usize = 64;
 pub(super) const RUN_FRAMES: u32 = 1;
 pub(super) const TARGET_FRAMES: u32 = 2;
 const SIGNAL_FRAMES: u32 = 16;
-const NEAR_FRAMES: u32 = 2;
+pub(super) const NEAR_FRAMES: u32 = 2;
 /// Ports that are looked at in the time of one frame: their order, and whether they receive.
 const PORTS_PER_FRAME: usize = 4;
 

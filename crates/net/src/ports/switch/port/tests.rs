@@ -1,7 +1,9 @@
 //! Tests of the switch.
 
+use super::super::delivery::NEAR_FRAMES;
 use super::*;
 use crate::card::filter::Address;
+use kickless_device::TaskLocation;
 use kickless_io::Waker;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -113,6 +115,18 @@ fn a_flood_is_charged_for_each_copy() {
     ports[1..].iter().for_each(|port| drop(take(port, 0)));
     ports[1..].iter().for_each(|port| port.inbox(0).unwrap().wake_receiver());
     assert_eq!(charged(std::slice::from_ref(&short)), awake + 3);
+    // One on the sender's worker costs as much as two copies.
+    let mut forwarder = Forwarder::default();
+    forwarder.near.worker_id = Some(1);
+    for (port, task) in ports[1..].iter().zip(0..) {
+        let inbox = port.inbox(0).unwrap();
+        drop(take(port, 0));
+        inbox.wake_receiver();
+        inbox.set_location(Some(TaskLocation { worker_id: 1, task }));
+    }
+    let near = forward(&ports[0], &vec![short.clone(); 2], &mut forwarder, u32::MAX).copied;
+    let frames_of_both = 6 + inboxes + 3 * NEAR_FRAMES;
+    assert_eq!((near, frames_of_both), (cost_of(&[(frames_of_both, short.len())]), 18));
     // Frames that are refused are decided about, each by itself.
     let refused = vec![frame(all, [3; 6], None, 0); 65];
     assert_eq!(charged(&refused), 64 * RUN_FRAMES / 16);
@@ -217,6 +231,32 @@ fn frames_for_very_many_ports_arrive_together() {
     forward(&sender, &frames, &mut forwarder, 2);
     let taken: Vec<_> = peers.iter().map(|peer| take(peer, 0).len()).take_while(|taken| *taken > 0).collect();
     assert_eq!(taken, [16, 16]);
+}
+
+/// A packet of many segments is as much work as they are, so a poll takes one of them at a time to a port.
+#[test]
+fn packets_of_many_segments_for_very_many_ports_go_one_by_one() {
+    let name = name();
+    let sender = SwitchPort::join(&name, Rule::default(), 1);
+    let peers: Vec<_> = (0..100).map(|_| SwitchPort::join(&name, Rule::default(), 1)).collect();
+    peers.iter().for_each(open);
+    let mut packet = frame([0xff; 6], address(1), None, 0);
+    packet.resize(HEADER + 182, 0);
+    // TCP over IPv4, with segments of one byte.
+    packet[..HEADER].copy_from_slice(&[1, 1, 54, 0, 1, 0, 34, 0, 16, 0, 1, 0]);
+    assert_eq!(segments_max(&packet), 128);
+    let mut forwarder = Forwarder::default();
+    let copied = forward(&sender, &vec![packet; 16], &mut forwarder, 2).copied;
+    let taken: Vec<_> = peers.iter().map(|peer| take(peer, 0).len()).take_while(|taken| *taken > 0).collect();
+    assert_eq!((taken, copied), (vec![1], 43));
+}
+
+/// Frames that no other port carries are counted, however many of them are one flood.
+#[test]
+fn each_frame_of_a_flood_to_no_port_is_counted() {
+    let sender = SwitchPort::join(&name(), Rule::default(), 1);
+    let frames = vec![frame([0xff; 6], address(1), None, 0); 20];
+    assert_eq!(send(&sender, &frames), Forwarded { unforwarded: 20, ..Forwarded::default() });
 }
 
 /// A frame for all ports is cut also if other frames of the batch are before it.
