@@ -53,7 +53,8 @@ pub(crate) struct SwitchPort {
 /// The ports that decisions about frames of a batch name.
 struct Decisions {
     members: Arc<Members>,
-    /// The frame behind those, if it goes to all ports. It is delivered by itself, because it costs much.
+    /// The frames behind those, if they go to all ports. They are delivered by themselves, because they cost
+    /// much.
     next_flood: Option<Flooded>,
 }
 
@@ -240,7 +241,8 @@ impl SwitchPort {
     /// Decides about frames of a batch, and learns their sources. Decides about the first frame, and then
     /// about others until all of them would cost more than `work` has left, or until there are [`RUNS_MAX`]
     /// decisions. A later frame for all ports that costs more is the next flood, and is delivered by
-    /// itself. If the first frame is for all ports, more like it belong to its flood, up to [`FLOOD_COST`].
+    /// itself. More frames like the first one, or like the next flood, belong to its flood, up to
+    /// [`FLOOD_COST`].
     ///
     /// Each frame is behind its header. If `are_heads`, it may be only its first [`HEAD_LEN`] bytes. Where
     /// these are not enough, the decisions end with a frame that goes nowhere. They also end with one that
@@ -257,7 +259,7 @@ impl SwitchPort {
         let (rule, now) = (self.member.rule, self.switch.now());
         // The header of the last frame, if that alone has decided.
         let mut known: Option<EthernetHeader> = None;
-        let (mut state, mut next_flood) = (lock(&self.switch.state), None);
+        let (mut state, mut next_flood) = (lock(&self.switch.state), None::<Flooded>);
         let mut flood = BatchCost::new(FLOOD_COST, false);
         for with_header in frames {
             let frame = &with_header[HEADER..];
@@ -274,6 +276,14 @@ impl SwitchPort {
                 break;
             }
             let judged = rule.judge(frame);
+            if let Some(Flooded { head, frames }) = &mut next_flood {
+                if judged != Ok(*head) || flood.is_used_up() {
+                    break;
+                }
+                (*frames, known) = (*frames + 1, None);
+                flood.add_packet(frame.len() as u64, segments_max(with_header));
+                continue;
+            }
             let has_room = runs.len() < RUNS_MAX;
             match (&judged, runs.last_mut()) {
                 (Ok(head), Some(run)) if run.head == Some(*head) => run.frames += 1,
@@ -299,7 +309,9 @@ impl SwitchPort {
                     if work.is_used_up() && !is_first {
                         next_flood = Some(Flooded { head: *head, frames: 1 });
                         *frames -= 1;
-                        break;
+                        flood = BatchCost::new(FLOOD_COST, false);
+                        flood.add_packet(frame.len() as u64, segments_max(with_header));
+                        continue;
                     }
                 }
                 Some(Run { head: None, .. }) => known = None,

@@ -226,11 +226,15 @@ fn frames_for_very_many_ports_arrive_together() {
     let sender = SwitchPort::join(&name, Rule::default(), 1);
     let peers: Vec<_> = (0..255).map(|_| SwitchPort::join(&name, Rule::default(), 1)).collect();
     peers.iter().for_each(open);
-    let frames = vec![frame([0xff; 6], address(1), None, 0); 32];
-    let mut forwarder = Forwarder::default();
-    forward(&sender, &frames, &mut forwarder, 2);
-    let taken: Vec<_> = peers.iter().map(|peer| take(peer, 0).len()).take_while(|taken| *taken > 0).collect();
-    assert_eq!(taken, [16, 16]);
+    let floods = vec![frame([0xff; 6], address(1), None, 0); 32];
+    // Also behind a frame that goes nowhere.
+    let behind = [&[frame(address(1), address(1), None, 0)][..], &floods].concat();
+    for frames in [floods, behind] {
+        let mut forwarder = Forwarder::default();
+        forward(&sender, &frames, &mut forwarder, 2);
+        let taken = peers.iter().map(|peer| take(peer, 0).len());
+        assert_eq!(taken.take_while(|taken| *taken > 0).collect::<Vec<_>>(), [16, 16]);
+    }
 }
 
 /// A packet of many segments is as much work as they are, so a poll takes one of them at a time to a port.
@@ -245,8 +249,7 @@ fn packets_of_many_segments_for_very_many_ports_go_one_by_one() {
     // TCP over IPv4, with segments of one byte.
     packet[..HEADER].copy_from_slice(&[1, 1, 54, 0, 1, 0, 34, 0, 16, 0, 1, 0]);
     assert_eq!(segments_max(&packet), 128);
-    let mut forwarder = Forwarder::default();
-    let copied = forward(&sender, &vec![packet; 16], &mut forwarder, 2).copied;
+    let copied = forward(&sender, &vec![packet; 16], &mut Forwarder::default(), 2).copied;
     let taken: Vec<_> = peers.iter().map(|peer| take(peer, 0).len()).take_while(|taken| *taken > 0).collect();
     assert_eq!((taken, copied), (vec![1], 43));
 }
