@@ -52,7 +52,7 @@ pub enum Command {
         /// Answer before it is done.
         immediate: bool,
     },
-    /// Free the blocks of a parameter list ([`unmap`](crate::unmap)).
+    /// Free the blocks of a parameter list ([`unmap()`](crate::unmap())).
     Unmap {
         /// The length of the list in bytes.
         list_len: u16,

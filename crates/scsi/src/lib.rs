@@ -11,7 +11,7 @@
 //! 1. [`Buffers::check_direction`] refuses data in both directions.
 //! 2. [`Address::parse`] finds the logical unit, which is a [`Unit`].
 //! 3. A pending unit attention ([`Attentions`]) ends a command that does not [pass it](passes_attention).
-//! 4. [`parse`] makes a [`Command`], or a [`Sense`] for CHECK CONDITION.
+//! 4. [`parse()`] makes a [`Command`], or a [`Sense`] for CHECK CONDITION.
 //! 5. [`Permits`] of the [`Reservations`] say whether the class of the command ([`Command::access`]) is
 //!    permitted.
 //! 6. [`Buffers::check`] compares the [`Data`] of the command with the buffers of the driver.

@@ -88,16 +88,16 @@ const TABLE: &[Entry] = &[
     action(PERSISTENT_RESERVE_OUT, PROUT_PREEMPT, Form::PersistentOut, PERSISTENT_OUT_TYPED),
     action(PERSISTENT_RESERVE_OUT, PROUT_PREEMPT_AND_ABORT, Form::PersistentOut, PERSISTENT_OUT_TYPED),
     action(PERSISTENT_RESERVE_OUT, PROUT_REGISTER_AND_IGNORE, Form::PersistentOut, PERSISTENT_OUT),
-    entry(READ_16, Form::Read, &long(0xf8, [0xff; 4], 0)),
-    entry(COMPARE_AND_WRITE, Form::CompareAndWrite, &long(0xf8, [0, 0, 0, 0xff], 0)),
-    entry(WRITE_16, Form::Write, &long(0xf8, [0xff; 4], 0)),
-    entry(WRITE_AND_VERIFY_16, Form::WriteAndVerify, &long(0xf6, [0xff; 4], 0)),
-    entry(VERIFY_16, Form::Verify, &long(0xf6, [0xff; 4], 0)),
-    entry(SYNCHRONIZE_CACHE_16, Form::SynchronizeCache, &long(0x02, [0xff; 4], 0)),
-    entry(WRITE_SAME_16, Form::WriteSame, &long(0xff, [0xff; 4], 0)),
+    entry(READ_16, Form::Read, &long(0xf8, [0xff; 4])),
+    entry(COMPARE_AND_WRITE, Form::CompareAndWrite, &long(0xf8, [0, 0, 0, 0xff])),
+    entry(WRITE_16, Form::Write, &long(0xf8, [0xff; 4])),
+    entry(WRITE_AND_VERIFY_16, Form::WriteAndVerify, &long(0xf6, [0xff; 4])),
+    entry(VERIFY_16, Form::Verify, &long(0xf6, [0xff; 4])),
+    entry(SYNCHRONIZE_CACHE_16, Form::SynchronizeCache, &long(0x02, [0xff; 4])),
+    entry(WRITE_SAME_16, Form::WriteSame, &long(0xff, [0xff; 4])),
     action(SERVICE_ACTION_IN_16, SAI_READ_CAPACITY_16, Form::ReadCapacity16,
         &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA]),
-    action(SERVICE_ACTION_IN_16, SAI_GET_LBA_STATUS, Form::GetLbaStatus, &long(0, [0xff; 4], 0)),
+    action(SERVICE_ACTION_IN_16, SAI_GET_LBA_STATUS, Form::GetLbaStatus, &long(0, [0xff; 4])),
     entry(REPORT_LUNS, Form::ReportLuns, &[0, 0xff, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, NACA]),
     action(MAINTENANCE_IN, MI_REPORT_SUPPORTED_OPERATION_CODES, Form::ReportOpcodes,
         &[0, 0x87, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, NACA]),
@@ -121,10 +121,10 @@ const fn action(opcode: u8, service_action: u8, form: Form, usage: &'static [u8]
     Entry { opcode, service_action: Some(service_action), form, usage }
 }
 
-/// Returns the mask of a command of 16 bytes with the address of a block.
-const fn long(flags: u8, [a, b, c, d]: [u8; 4], group: u8) -> [u8; CDB_LEN_MAX - 1] {
+/// Returns the mask of a command of 16 bytes with the address of a block. The group number is not evaluated.
+const fn long(flags: u8, [a, b, c, d]: [u8; 4]) -> [u8; CDB_LEN_MAX - 1] {
     let f = 0xff;
-    [flags, f, f, f, f, f, f, f, f, a, b, c, d, group, NACA]
+    [flags, f, f, f, f, f, f, f, f, a, b, c, d, 0, NACA]
 }
 
 /// The position in the table of the first command with each operation code. There is none if the command at
