@@ -66,6 +66,7 @@ impl Credit {
 
     /// Pops one more chain. Returns the number of its descriptors, or `None` if the ring has no chain to pop
     /// now.
+    #[inline]
     pub(crate) fn pop(&mut self, vring: &mut Vring) -> Option<u16> {
         let mut chain = self.spare.pop()?;
         if !vring.pop_credit(&mut chain) {

@@ -257,6 +257,7 @@ impl ReceiveRing {
     ///
     /// # Errors
     /// As [`ReceiveRing::pop_credit`].
+    #[inline]
     pub(crate) fn skip_chains_without_header_room(&mut self) -> Result<(), Next> {
         loop {
             let Some(oldest) = self.credit.oldest() else {
