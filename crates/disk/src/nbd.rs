@@ -34,6 +34,7 @@ use connection::Connection;
 use handshake::Export;
 use inbox::{Inbox, Resume};
 use job::Job;
+use kickless_spec::hash::fnv1a;
 use socket::Address;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -199,8 +200,6 @@ impl Drop for Nbd {
 /// Returns the same name for the same export of the same server: the 64-bit hash FNV-1a.
 fn identity(uri: &NbdUri) -> String {
     let text = format!("{:?} {}", uri.server, uri.export);
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = fnv1a(text.as_bytes());
     format!("nbd-{hash:016x}")
 }

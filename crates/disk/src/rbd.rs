@@ -19,6 +19,7 @@ use control::{Control, Job, Message, Outcome};
 use ffi::{Cluster, Image, Pool, Shape, c_text};
 use in_flight::InFlight;
 use kickless_io::Waker;
+use kickless_spec::hash::fnv1a;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -390,9 +391,7 @@ fn identity(name: &RbdName, id: &str) -> String {
         return plain;
     }
     let text = format!("{:?} {:?} {:?} {id} {:?}", name.pool, name.namespace, name.image, name.snapshot);
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = fnv1a(text.as_bytes());
     format!("rbd-{hash:016x}")
 }
 

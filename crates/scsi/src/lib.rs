@@ -39,7 +39,6 @@ mod answer;
 mod attention;
 mod command;
 mod cut;
-mod hash;
 mod lengths;
 mod mode;
 mod number;

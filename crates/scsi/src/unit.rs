@@ -1,7 +1,7 @@
 //! The properties of a logical unit.
 
-use crate::hash::fnv1a;
 use crate::sense::Sense;
+use kickless_spec::hash::fnv1a;
 
 /// The longest serial number. With the vendor and the product, it fits into a designator.
 pub const SERIAL_LEN_MAX: usize = 128;

@@ -20,6 +20,7 @@
 pub mod blk;
 pub mod checksum;
 pub mod features;
+pub mod hash;
 pub mod net;
 pub mod ring;
 pub mod scsi;

@@ -6,10 +6,10 @@
 //! a hash of all this. Integers are big-endian.
 
 use crate::command::ReservationType;
-use crate::hash::fnv1a;
 use crate::number::big_endian;
 use crate::reservation::nexus::{TRANSPORT_ID_LEN_MAX, TransportId};
 use crate::reservation::state::{REGISTRATIONS_MAX, Registration, Reservation, Reservations};
+use kickless_spec::hash::fnv1a;
 
 const MAGIC: &[u8; 4] = b"KSPR";
 const VERSION: u8 = 1;

@@ -1,7 +1,7 @@
 //! A hash whose values never change, because names and files are made of them.
 
 /// Returns the 64-bit FNV-1a hash of these bytes.
-pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
