@@ -79,14 +79,14 @@ impl Near {
 
     /// Wakes the receivers. An executor without neighbours has them signalled.
     #[inline]
-    pub(crate) fn wake(&mut self, neighbours: Option<&mut dyn Neighbours>) {
+    pub(crate) fn wake(&mut self, neighbours: Option<&mut (dyn Neighbours + '_)>) {
         if !self.woken.is_empty() {
             self.wake_all(neighbours);
         }
     }
 
     #[inline(never)]
-    fn wake_all(&mut self, mut neighbours: Option<&mut dyn Neighbours>) {
+    fn wake_all(&mut self, mut neighbours: Option<&mut (dyn Neighbours + '_)>) {
         for (task, waker) in self.woken.drain(..) {
             match neighbours.as_deref_mut() {
                 Some(neighbours) => neighbours.wake(task),
@@ -313,19 +313,19 @@ impl LoopQueue {
         }
         // Relaxed: the lock orders the frames.
         self.has_frames.store(true, Ordering::Relaxed);
-        if !std::mem::take(&mut shared.is_waiting) {
+        let is_waiting = std::mem::take(&mut shared.is_waiting);
+        let Some(receiver) = shared.receiver.as_ref().filter(|_| is_waiting).cloned() else {
             return Sent::default();
-        }
-        let (task, receiver) = (near.task_of(self), shared.receiver.clone());
+        };
+        let task = near.task_of(self);
         shared.is_signalled |= task.is_none();
         drop(shared);
-        let wake = match (task, receiver) {
-            (_, None) => Wake::None,
-            (Some(task), Some(receiver)) => {
+        let wake = match task {
+            Some(task) => {
                 near.woken.push((task, receiver));
                 Wake::Near
             }
-            (None, Some(receiver)) => {
+            None => {
                 receiver.wake();
                 Wake::Signal
             }

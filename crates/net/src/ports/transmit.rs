@@ -106,7 +106,7 @@ pub(crate) trait Transmit: Send + 'static {
 
     /// Wakes receivers on the same worker that have got frames in this turn, after [`Transmit::end`].
     #[inline(always)]
-    fn wake_receivers(&mut self, _neighbours: Option<&mut dyn Neighbours>) {}
+    fn wake_receivers(&mut self, _neighbours: Option<&mut (dyn Neighbours + '_)>) {}
 
     /// Returns the event that makes room. `is_refused`: the port has refused the next frame.
     fn event(&self, _is_refused: bool) -> Option<Event<'_>> {

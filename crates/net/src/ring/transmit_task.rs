@@ -419,11 +419,7 @@ impl<P: Transmit> QueueTask for TransmitTask<P> {
             Err(next) => Polled { served: 0, cost: 0, next },
         };
         self.port.end(&mut self.ring, &mut polled, due);
-        // Reborrowed for a lifetime of its own.
-        self.port.wake_receivers(match &mut context.neighbours {
-            Some(neighbours) => Some(&mut **neighbours),
-            None => None,
-        });
+        self.port.wake_receivers(context.neighbours.as_deref_mut());
         polled
     }
 

@@ -18,7 +18,7 @@ pub(super) const RUNS_MAX: usize = 64;
 /// The costs, in frames of a batch, which take some 40 nanoseconds. A decision looks up both addresses: with
 /// the copy that follows it, that takes 50 to 140 nanoseconds. An inbox is locked for the copies of a batch,
 /// and is seldom in a cache. A signal to a receiver that sleeps is a system call of 600. A receiver on the
-/// same worker is put on the poll list in 80.
+/// same worker is put on the poll list in 80, by an estimate.
 pub(super) const RUN_FRAMES: u32 = 1;
 pub(super) const TARGET_FRAMES: u32 = 2;
 const SIGNAL_FRAMES: u32 = 16;

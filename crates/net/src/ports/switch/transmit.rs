@@ -152,7 +152,7 @@ impl Transmit for SwitchTransmit {
     }
 
     #[inline]
-    fn wake_receivers(&mut self, neighbours: Option<&mut dyn Neighbours>) {
+    fn wake_receivers(&mut self, neighbours: Option<&mut (dyn Neighbours + '_)>) {
         self.forwarder.near.wake(neighbours);
     }
 
