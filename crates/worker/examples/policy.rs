@@ -117,7 +117,7 @@ fn print_crowd() {
         let (costs, each) = (crowd::Costs::measured(guests), rate / guests as f64);
         let mut served = crowd::Crowd::new(costs, table::AUTO, guests, each, 1).run(4 * SEC);
         let requests = served.requests.max(1) as f64;
-        let [middle, late] = [0.5, 0.99].map(|share| f64::from(served.delay(share)) / 1e3);
+        let [middle, late] = [0.5, 0.99].map(|share| served.delay(share) as f64 / 1e3);
         let measured = measured.map_or(String::new(), |measured| format!("{measured:.3}"));
         println!(
             "{guests:>8} {rate:>12.0} {:>8.3} {measured:>9} {:>7.3} {middle:>8.1} {late:>8.1}",

@@ -1,8 +1,8 @@
 //! A worker that serves many guests, each of which sends at random times of its own.
 
 use super::chooser::{Chooser, Rule};
-use super::load::{SEC, US};
-use super::machine::Machine;
+use super::load::{SEC, US, random_gap};
+use super::machine::{Machine, quantile};
 use fastrand::Rng;
 use kickless_worker::policy::{Host, Nanos, Verdict};
 use std::cmp::Reverse;
@@ -14,8 +14,9 @@ pub(crate) struct Costs {
     pub(crate) machine: Machine,
     /// An interrupt of the guest.
     pub(crate) call: Nanos,
-    /// A kick that the worker finds when it looks at its descriptors, and such a look.
+    /// A kick that the worker finds when it looks at its descriptors.
     pub(crate) event: Nanos,
+    /// Such a look.
     pub(crate) wait: Nanos,
 }
 
@@ -54,23 +55,16 @@ pub(crate) struct Served {
 
 impl Served {
     /// Returns the delay that this share of the requests does not exceed, in ns.
-    pub(crate) fn delay(&mut self, share: f64) -> u32 {
-        let at = ((self.delays.len() as f64 * share) as usize).min(self.delays.len().saturating_sub(1));
-        if self.delays.is_empty() { 0 } else { *self.delays.select_nth_unstable(at).1 }
+    pub(crate) fn delay(&mut self, share: f64) -> Nanos {
+        quantile(&mut self.delays, share)
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Polled { until: Option<Nanos> },
-    Napping,
-    Armed,
 }
 
 /// A guest and its queue.
 struct Guest {
     chooser: Chooser,
-    state: State,
+    /// The time until which the queue is polled without asking the chooser again.
+    spin_until: Option<Nanos>,
     rng: Rng,
     next: Nanos,
     ring: VecDeque<Nanos>,
@@ -81,7 +75,7 @@ impl Guest {
     fn send(&mut self, now: Nanos, mean: f64) {
         while self.next <= now {
             self.ring.push_back(self.next);
-            self.next += ((-(1.0 - self.rng.f64()).ln() * mean) as Nanos).max(1);
+            self.next += random_gap(&mut self.rng, mean).max(1);
         }
     }
 }
@@ -111,7 +105,7 @@ impl Crowd {
         let mean = SEC as f64 / rate;
         let guest = |_| Guest {
             chooser: Chooser::new(rule, 256),
-            state: State::Polled { until: None },
+            spin_until: None,
             next: rng.u64(0..=mean as Nanos),
             rng: Rng::with_seed(rng.u64(..)),
             ring: VecDeque::new(),
@@ -173,7 +167,7 @@ impl Crowd {
     }
 
     fn poll(&mut self, number: usize) {
-        self.guests[number].state = State::Polled { until: None };
+        self.guests[number].spin_until = None;
         self.polled.push_back(number);
     }
 
@@ -184,7 +178,7 @@ impl Crowd {
         let count = guest.ring.len().min(VISIT);
         if count > 0 {
             guest.chooser.found(self.now, count as u32);
-            guest.state = State::Polled { until: None };
+            guest.spin_until = None;
             for sent in guest.ring.drain(..count) {
                 self.served.delays.push((self.now - sent) as u32);
             }
@@ -192,18 +186,15 @@ impl Crowd {
             self.work(count as Nanos * self.costs.machine.service + self.costs.call);
             return self.polled.push_back(number);
         }
-        if let State::Polled { until: Some(until) } = guest.state
-            && self.now < until
-        {
+        if guest.spin_until.is_some_and(|until| self.now < until) {
             return self.polled.push_back(number);
         }
         match guest.chooser.empty(self.now, &self.host, false) {
             Verdict::Spin { until } => {
-                guest.state = State::Polled { until: Some(until) };
+                guest.spin_until = Some(until);
                 self.polled.push_back(number);
             }
             Verdict::Nap { until, .. } => {
-                guest.state = State::Napping;
                 // One wake serves all naps that end soon after one another.
                 let first = self.naps.peek().map_or(Nanos::MAX, |nap| nap.0.0);
                 let shared = first < until && first - self.now.min(first) >= (until - self.now) / 2;
@@ -211,7 +202,6 @@ impl Crowd {
             }
             Verdict::Arm => {
                 guest.chooser.armed();
-                guest.state = State::Armed;
                 self.kicks.push(Reverse((guest.next, number)));
             }
         }

@@ -98,6 +98,11 @@ const DEEP: Nanos = 200 * US;
 /// Processor time that the driver takes to send a request.
 const SEND: Nanos = 300;
 
+/// Returns the time until the next of requests at random times, which are `mean` apart on average.
+pub(crate) fn random_gap(rng: &mut Rng, mean: f64) -> Nanos {
+    (-(1.0 - rng.f64()).ln() * mean) as Nanos
+}
+
 /// A running driver.
 pub(crate) struct Driver {
     load: Load,
@@ -182,9 +187,7 @@ impl Driver {
         let Some(open) = &self.load.open else { return };
         let gap = match &open.gaps {
             Gaps::Steady(gap) => *gap,
-            Gaps::Poisson(mean) | Gaps::Late { mean, .. } => {
-                (-(1.0 - self.rng.f64()).ln() * *mean as f64) as Nanos
-            }
+            Gaps::Poisson(mean) | Gaps::Late { mean, .. } => random_gap(&mut self.rng, *mean as f64),
             Gaps::Bursts { every, count, spacing } => match self.opened % u64::from(*count) {
                 0 => every - spacing * u64::from(count - 1),
                 _ => *spacing,

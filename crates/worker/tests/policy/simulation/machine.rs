@@ -49,6 +49,15 @@ impl Default for Machine {
     }
 }
 
+/// Returns the delay that this share of the delays, less than 1, does not exceed. 0 if there is none.
+pub(crate) fn quantile(delays: &mut [u32], share: f64) -> Nanos {
+    if delays.is_empty() {
+        return 0;
+    }
+    let at = (delays.len() as f64 * share) as usize;
+    Nanos::from(*delays.select_nth_unstable(at).1)
+}
+
 /// The results of a run, after its warm-up.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
@@ -81,11 +90,7 @@ impl Outcome {
     }
 
     pub(crate) fn median_delay(&mut self) -> Nanos {
-        let middle = self.delays.len() / 2;
-        if self.delays.is_empty() {
-            return 0;
-        }
-        Nanos::from(*self.delays.select_nth_unstable(middle).1)
+        quantile(&mut self.delays, 0.5)
     }
 
     /// Returns processor time plus the worth of delays, for each request.
