@@ -262,6 +262,8 @@ fn a_migration_succeeds_after_failed_ones() {
 
     let guest = world.move_to(guest, 1);
     let told = |line: &str| line.contains("every write is made durable").then_some(());
-    world.daemon(1).log().wait_for("what it does about the write cache", LIMIT, told).unwrap();
+    let log = world.daemon(1).log();
+    log.wait_for("what it does about the write cache", LIMIT, told).unwrap();
+    assert_eq!(log.grep("every write is made durable").len(), 1);
     world.end(guest, &["connection dropped"]);
 }
